@@ -3,6 +3,7 @@
     python -m benchmarks.defaults --sets=sets --weights=MNV2_035.weights.h5 --results=runs.json
     python -m benchmarks.defaults --sets=sets --weights=MNV2_035.weights.h5 --results=runs.json --only grocery default
     python -m benchmarks.defaults --results=runs.json --json=docs/numbers/defaults.json     the tables so far
+    ... --only omniglot glyphs sample=1.0 sample=0.3 sample=0.1     steps that compare with a share of the classes
 
 --only takes names of data sets, of recipes, or of both. --sets is a folder with a folder (or a link to one) for each
 name of `SETS`: docs/defaults.md has the sources. Cars-196 and Omniglot are in their official layouts, and glyphs needs
@@ -66,8 +67,12 @@ CANDIDATES = {
     "fast_projection": (FAST,),
     "linear": ("--head=linear", FAST),
 }
+# The share of the classes that a step compares with; the batches are small, as a step draws a class for each image.
+SHARES = (1.0, 0.3, 0.1)
+SAMPLED = ("--sampling=shuffle", "--batch_size=20", "--epochs=4", "--min_steps=2400")
 RECIPES = {
     **CANDIDATES,
+    **{f"sample={share}": (f"--objectives=am_softmax(sample={share})", *SAMPLED) for share in SHARES},
     # What the default was: one rate of 1e-4 for all parts, 12 passes over the images.
     "before": ("--recipe=none",),
     "frozen": ("--recipe=frozen",),
@@ -241,6 +246,12 @@ def tables(rows, recipes, results):
         refused = {row["dataset"] for row in rows if row["recipe"] == recipe and "refused" in row}
         by_set = gains(rows, recipe)
         add(recipe, *("refused" if of in refused else with_interval([*by_set.get(of, {}).values()]) for of in datasets))
+    add = results.table("sampled", "data set", "share", "Recall@1 with all classes", "with the share", "difference")
+    for dataset, share in itertools.product(datasets, SHARES[1:]):
+        base, own = (recalls(rows, dataset, f"sample={of}") for of in (SHARES[0], share))
+        if seeds := sorted(base.keys() & own.keys()):
+            means = (f"{np.mean([of[seed] for seed in seeds]):.1f}" for of in (base, own))
+            add(dataset, share, *means, with_interval([own[seed] - base[seed] for seed in seeds]))
     for row in rows:
         if "ended" in row or "refused" in row:
             print(f"{row['dataset']}, {row['recipe']}, seed {row['seed']}: {row.get('ended') or row['refused']}")

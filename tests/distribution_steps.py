@@ -19,7 +19,7 @@ from tests.mathematics import given_pairs, random_batch
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
-from tfdml.training import build_optimizer
+from tfdml.training import averaged, build_optimizer
 
 # Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
 # 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
@@ -73,11 +73,20 @@ def cached(terms):
 
 
 def tuned():
-    """With all that the optimizer does for single variables."""
+    """With all that the optimizer does for single variables; the averages are what is compared."""
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.build((None, 12, 12, 3))
     rates = {"projection": 0.05, "objectives": 0.1}
-    model.compile(optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2))
+    model.compile(optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, ema=0.5))
+    return model
+
+
+def sampled():
+    """With rows of proxies that each step draws."""
+    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 40, sample=0.3)
+    model = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    model.build((None, 12, 12, 3))
+    model.compile(build_optimizer("pytorch_sgd", model, 0.3, weight_decay=0.1, clip_norm=0.2, ema=0.5))
     return model
 
 
@@ -111,6 +120,12 @@ LEARNERS = {
             losses.ContrastiveLoss(1.3, "euclidean"),
             objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 4, 300, reduce_to=4, weight=0.5),
         ]
+    ),
+    "horde random": lambda: learner(
+        [objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 3, 8, mode="random")]
+    ),
+    "horde classes": lambda: learner(
+        [objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 8, mode="independent", num_classes=3, weight=0.1)]
     ),
     "energy": lambda: learner(
         [
@@ -150,6 +165,7 @@ LEARNERS = {
     ),
     "rank_mi cached": lambda: cached([rank_mi(1), *jrd()]),
     "rank_mi twice": lambda: learner([rank_mi(2, monotonicity=0.1)]),
+    "sampled": sampled,
     "two views": two_views,
     "curricular": lambda: learner(
         [
@@ -186,7 +202,8 @@ def step(what, rows, strategy):
     found["loss"] = reported["loss"][-1]
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
     observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
-    after = values(model.trainable_variables)
+    with averaged(model):
+        after = values(model.trainable_variables)
     found |= {f"observed {name}": value for name, value in observed.items()}
     found |= {str(i): new - old for i, (new, old) in enumerate(zip(after, before, strict=True))}
     own = [o.network for o in getattr(model, "objectives", ()) if hasattr(o, "network")]

@@ -8,12 +8,15 @@ device holds of proxies and of what the optimizer keeps of them, "name|part|inde
 """
 
 import contextlib
+import pathlib
 import sys
+import tempfile
 
 import jax
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.mathematics import dtype_policy
 from tests.models.networks import SIZE, Taking, colored_batch, jrd, tiny_embedder, values
@@ -22,8 +25,16 @@ from tests.models.test_text import batch as two_views
 from tests.models.test_text import learner as learner_of_two_views
 from tfdml import losses, models, objectives
 from tfdml.errors import UserError
+from tfdml.training import ClassParallel, build_optimizer, checkpoints
 
 DEVICES, CLASSES = 4, 12
+# Objectives with proxies.
+PROXIES = {
+    "am softmax": lambda: jrd(CLASSES),
+    "sub-center": lambda: [objectives.ProxyLoss(losses.SubCenterArcFaceLoss(8.0, 0.2), CLASSES, drop_highest=0.2)],
+    "soft triple": lambda: [objectives.RegularizedSoftTriple(CLASSES, 2)],
+    "drawn": lambda: [objectives.ProxyLoss(losses.AMSoftmaxLoss(), CLASSES, sample=0.5)],
+}
 
 
 def every_term():
@@ -90,6 +101,33 @@ def through_all_chunks_at_once():
     return arrays | {f"state|{i}": np.asarray(value) for i, value in enumerate(after)}
 
 
+def proxies_step(name):
+    """Two steps, of an optimizer with momentum, decay and averages; a checkpoint is loaded between them."""
+    keras.utils.set_random_seed(3)
+    model = models.MetricLearner(tiny_embedder(), PROXIES[name]())
+    model.build((None, SIZE, SIZE, 3))
+    settings = {"weight_decay": 0.1, "momentum": 0.9, "clip_norm": 0.5, "ema": 0.5}
+    optimizer = build_optimizer("pytorch_sgd", model, 0.3, **settings)
+    first = step(model, optimizer=optimizer)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints.save(pathlib.Path(folder), model, checkpoints.TrainingState(1, []))
+        for variable in (*model.variables, *optimizer.variables):
+            variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
+        checkpoints.restore_latest(pathlib.Path(folder), model)
+        for key, value in values_by_name(model).items():
+            np.testing.assert_array_equal(first[key], value)
+    labels, x = colored_batch(1)
+    rows = tf.data.Dataset.from_tensor_slices((x, labels))
+    model.fit(rows.batch(len(x)), verbose=0)
+    arrays = values_by_name(model)
+    with pytest.raises(Exception, match="labels must be classes 0"):
+        model.evaluate(rows.map(lambda image, label: (image, label + 10)).batch(len(x)), verbose=0)
+    proxies = model.objectives[0].class_proxies.proxies
+    kept = [v for v in (proxies, *optimizer.variables) if tuple(v.shape) == tuple(proxies.shape)]
+    arrays |= {f"optimizer|{i}": value for i, value in enumerate(values(optimizer.variables))}
+    return arrays | {f"part|{i}": np.array(v.value.sharding.shard_shape(v.shape)) for i, v in enumerate(kept)}
+
+
 def bytes_of_a_step(chunk, size, side=16):
     """How many bytes of temporary arrays a step takes, of a network whose activations are most of them."""
     x = inputs = keras.Input((None, None, 3))
@@ -117,6 +155,7 @@ def main(path):
         with contextlib.nullcontext() if distribution is None else distribution.scope():
             arrays.update({f"{name}|{key}": value for key, value in compute().items()})
 
+    shared = ClassParallel(devices=devices)
     parallel = keras.distribution.DataParallel(devices=devices)
     add("plain", lambda: step(learner(0)))
     # 2 chunks and 2 images that are left; on each of four devices one chunk and an image.
@@ -128,7 +167,12 @@ def main(path):
     add("half in chunks", lambda: half(5))
     add("views", lambda: views(0))
     add("views in chunks", lambda: views(8))
-    with parallel.scope(), pytest.raises(UserError, match="`steps_per_execution=2` works on one device"):
+    for name in PROXIES:
+        add(name, lambda name=name: proxies_step(name))
+        add(f"{name} on devices", lambda name=name: proxies_step(name), shared)
+    with shared.scope(), pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally; leave out 1"):
+        models.MetricLearner(tiny_embedder(), jrd(1001)).build((None, SIZE, SIZE, 3))
+    with shared.scope(), pytest.raises(UserError, match="`steps_per_execution=2` works on one device"):
         models.MetricLearner(tiny_embedder(), jrd()).compile("sgd", steps_per_execution=2)
     for chunk, size in ((0, 32), (8, 32), (8, 64)):
         arrays[f"memory|{chunk}|{size}"] = np.array(bytes_of_a_step(chunk, size))

@@ -20,6 +20,8 @@ from tfdml.layers.moments import MODES
 from tfdml.pairs import pairs_by_name
 
 DENSITIES = [1.0, 2.0, 0.5]
+# What floats merge, as a compiled step sees it.
+MERGED_LABELS = {"fractions": [0.5, 1.5] * 3, "missing": [0, 1, np.nan] * 2, "large": [1e8, 1e8 + 1] * 3}
 FAR_LABELS = np.array([2**53, 2**53 + 1, 2**53, 2**24, 2**24 + 1, 2**24])
 
 
@@ -129,18 +131,31 @@ def rank_mi_statistics(labels, x):
 @functools.cache
 def horde(mode):
     """HORDE on two positions of two channels, in blocks of 150 moments."""
-    objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode)
+    objective = objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 4, 300, 3, mode, seed=1)
     objective.build({"feature_map": (None, 2, 2)})
     generator = np.random.default_rng(1)
     for weight in objective.moments.weights:
         values = generator.normal(size=weight.shape)
-        weight.assign(np.sign(values) if mode == "random" and not weight.trainable else values)
+        weight.assign(np.sign(values) if weight.dtype == "int8" else values)
     return objective
 
 
 def horde_on_pairs_of_positions(mode):
     objective = horde(mode)  # outside of any trace
     return lambda y, x: objective({"feature_map": keras.ops.reshape(x, (-1, 2, 2))}, y)
+
+
+def fit_sampled():
+    """Which proxies a step with drawn classes changes."""
+    from tests.models.networks import images, tiny_embedder, values
+
+    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 30, sample=0.4)
+    learner = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    learner.build((None, 12, 12, 3))
+    learner.compile("sgd")
+    (before,) = values(proxies.drawn_weights)
+    learner.fit(images(0), np.array([4, 9, 4, 0, 9, 29, 4, 0]), batch_size=8, verbose=0)
+    return np.any(values(proxies.drawn_weights)[0] != before, axis=1)
 
 
 def fit_together():
@@ -199,9 +214,16 @@ def main(source, target):
             function = cases()[loss][1]
             value, gradient = jax.value_and_grad(lambda x, f=function: f(np.array([0, 0, 1, 1, 2, 2]), x))(x)
             arrays[f"{name} {loss}|value"], arrays[f"{name} {loss}|gradient"] = np.asarray(value), np.asarray(gradient)
+    for name, merged in MERGED_LABELS.items():
+        for kind, loss in (("pairs", losses.ContrastiveLoss()), ("classes", losses.NormSoftmaxLoss())):
+            x = given["embedding" if kind == "pairs" else "class"]
+            arrays[f"merged|{kind} {name}"] = np.asarray(jax.jit(loss)(np.array(merged, "float32"), x))
+    whole = jax.jit(losses.ContrastiveLoss())(given["labels"].astype("float32"), given["embedding"])
+    arrays["whole floats"] = np.asarray(whole)
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, given["embedding"]))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": given["embedding"]}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
+    arrays["fit sampled"] = fit_sampled()
     arrays["fit together"] = fit_together()
     arrays["lost"] = lost_by_a_failing_step()
     loss = rank_mi_statistics(given["labels"], given["embedding"])

@@ -2,8 +2,10 @@
 
 import numpy as np
 
+from tests import references
 
-def moments(features, projections, orders, mode="cascaded"):
+
+def moments(features, projections, orders, mode="cascaded", scaled=True):
     """Order -> (B, d), by algorithm 1 and eq. 8 (cascaded) or eq. 4 (independent, random).
 
     `features` is (B, ..., c); `projections` the matrices W' (d, c), as the layer lists them.
@@ -19,7 +21,7 @@ def moments(features, projections, orders, mode="cascaded"):
         for i, image in enumerate(features):
             positions = image.reshape(-1, image.shape[-1])
             for x in positions:
-                phi = np.full(dim, 1 / np.sqrt(dim))
+                phi = np.full(dim, 1 / np.sqrt(dim) if scaled else 1.0)
                 for matrix in chain:
                     phi = phi * (matrix @ x)
                 found[order][i] += phi / len(positions)
@@ -39,3 +41,9 @@ def embeddings(features, projections, dense, orders, mode="cascaded", reduction=
     found = moments(features, projections, orders, mode)
     matrices = dense or [np.eye(found[orders[0]].shape[1])] * len(orders)
     return {k: unit(found[k] @ np.asarray(matrix, np.float64)) for k, matrix in zip(orders, matrices, strict=True)}
+
+
+def moment_loss(labels, vectors, loss=references.contrastive, weights=None):
+    """Eq. 7: the weighted sum over orders of loss(labels, vectors)."""
+    weights = weights or [1.0] * len(vectors)
+    return sum(weight * loss(labels, x) for weight, x in zip(weights, vectors.values(), strict=True))

@@ -48,7 +48,9 @@ def jpeg(image):
 PAIRS = {
     "encoded": (jpeg, "drop"),
     "half the size": (lambda image: image.resize((60, 60)), "drop"),
+    "crop": (lambda image: image.crop((3, 2, 118, 117)), "drop"),
     "other label": (lambda image: carton(2), "check"),
+    "left and right": (lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT), "check"),
     "other color": (lambda image: carton(1, (60, 60, 120)), "check"),
     "darker": (lambda image: ImageEnhance.Brightness(image).enhance(0.6), "check"),
 }

@@ -235,6 +235,8 @@ def steps_seen(**options):
 
 def test_array_batches_follow_the_epochs_of_fit(tmp_path):
     assert steps_seen(epochs=2) == list(range(6))
+    with pytest.raises(Exception, match="have an order: give fit `shuffle=False`"):
+        steps_seen(epochs=9, shuffle=True)
     assert steps_seen(initial_epoch=2, epochs=4) == list(range(6, 12))
 
     class Killed(keras.callbacks.Callback):

@@ -63,6 +63,13 @@ def test_degenerate_batches_are_finite(outputs):
         assert np.all(np.isfinite(value)), key
 
 
+def test_labels_that_floats_merge_make_the_loss_nan(inputs, outputs):
+    merged = {name: value for name, value in outputs.items() if name.startswith("merged|")}
+    assert len(merged) == 6
+    assert np.isnan([*merged.values()]).all()
+    assert_close(outputs["whole floats"], losses.ContrastiveLoss()(inputs["labels"], inputs["embedding"]))
+
+
 def test_large_ids_do_not_collide_although_jax_has_no_64_bit_integers(inputs, outputs):
     labels, x = np.array([0, 1, 0, 2, 3, 2]), inputs["embedding"]
     assert_close(outputs["far|loss"], losses.ContrastiveLoss()(labels, x))
@@ -74,6 +81,11 @@ def test_keras_loses_the_weights_of_a_step_that_fails_and_a_learner_keeps_them(o
     plain, learner = outputs["lost"]
     assert plain > 0, "take tfdml.workarounds.keeping_values out"
     assert learner == 0
+
+
+def test_a_step_with_drawn_classes_changes_what_it_drew(outputs):
+    assert outputs["fit sampled"].sum() == 12
+    assert outputs["fit sampled"][[0, 4, 9, 29]].all()
 
 
 @pytest.fixture(scope="module")
@@ -97,9 +109,12 @@ def left_by(steps, name):
         ("views in chunks", "views", 1e-5),
         ("half in chunks", "half", 1e-2),
         ("draws", "draws at once", 1e-5),
+        *((f"{name} on devices", name, 1e-5) for name in ("am softmax", "sub-center", "soft triple", "drawn")),
     ],
 )
-def test_a_step_by_chunks_and_on_devices_is_the_step_on_the_whole_batch(steps, name, expected, tolerance):
+def test_a_step_by_chunks_and_on_devices_that_share_classes_is_the_step_on_the_whole_batch(
+    steps, name, expected, tolerance
+):
     actual, whole = left_by(steps, name), left_by(steps, expected)
     assert len(whole) >= 10
     largest = max(np.abs(value).max() for key, value in whole.items() if key.startswith("trained"))
@@ -116,3 +131,11 @@ def test_a_step_by_chunks_takes_the_memory_of_a_chunk(steps):
 def test_several_steps_an_execution_change_nothing(outputs):
     one, two = outputs["fit together"]
     np.testing.assert_array_equal(two, one)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("am softmax", (12, 5)), ("sub-center", (12, 3, 5)), ("drawn", (12, 5))])
+def test_each_device_holds_its_classes_alone(steps, name, shape):
+    for where, classes in ((name, 12), (f"{name} on devices", 3)):
+        parts = [value.tolist() for key, value in left_by(steps, where).items() if key.startswith("part")]
+        # The proxies, their momentum and their averages.
+        assert parts == [[classes, *shape[1:]]] * 3

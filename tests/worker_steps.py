@@ -19,6 +19,7 @@ from tests.mathematics import random_batch
 from tests.models.networks import images, values
 from tests.training import method_steps
 from tfdml import losses, models
+from tfdml.workarounds import multi_worker_strategy
 
 BATCH, STEPS = 12, 2
 
@@ -77,7 +78,7 @@ def step(case, strategy, index, count):
 
 
 def work(folder, count, index, cases):
-    several = tf.distribute.MultiWorkerMirroredStrategy() if count > 1 else tf.distribute.get_strategy()
+    several = multi_worker_strategy() if count > 1 else tf.distribute.get_strategy()
     found = {}
     for case in cases:
         found |= step(case, several, index, count)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml import data as data
     from tfdml import embeddings as embeddings
     from tfdml import evaluation as evaluation
+    from tfdml import explain as explain
     from tfdml import export as export
     from tfdml import kernels as kernels
     from tfdml import layers as layers

@@ -26,14 +26,29 @@ from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_block
 
 # Neighbors of each image that are searched; the nearest of these may be duplicates.
 _NEIGHBORS, _NEAREST = 10, 5
-# Side of the pictures that are compared, and of the surroundings whose mean is no detail of them.
-_SIDE, _SURROUNDINGS = 40, 7
+# Sides of the thumbnail that is kept of an image, of the views that are compared first, and of those that are aligned.
+_SIDE, _COARSE, _FINE = 64, 16, 40
+# Below this, thumbnails that are not aligned yet are of different images.
+_PROMISING = 0.85
+# From this correlation on, no better alignment is looked for.
+_SURE = 0.95
 # From these scores on, of pixels and of vectors, one of two images may go.
 _SAME_PICTURE, _SAME_VECTOR = 0.9, 1 - 1e-6
-# Two labels or two colors may be different products: the most that pictures score that differ in a place by so much.
-_UNSURE, _LEVELS = 0.89, 24
-# Pairs that are compared at once.
-_PAIRS = 256
+# Left and right, or two colors, may be different products: the most that mirror images score, and images of which a
+# place differs by so many levels; and how much more alike than the image itself a mirror image has to be.
+_UNSURE, _LEVELS, _CLEARLY = 0.89, 24, 0.02
+# Of the windows in which an image is looked for in another: their sides, and places in the room around them.
+_PLACES = (0.0, 0.5, 1.0)
+_WINDOWS: list[tuple[float, ...]] = [
+    (1.0, 0.0, 0.0),
+    *((side, x * (1 - side), y * (1 - side)) for side in (0.95, 0.9, 0.85, 0.8) for x in _PLACES for y in _PLACES),
+]
+# How a window moves: its side, left and top, in steps.
+_MOVES = [
+    *((0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1), (1, 0, 0), (-1, 0, 0)),
+    *((1, -0.5, -0.5), (-1, 0.5, 0.5), (1, -1, 0), (1, 0, -1), (1, -1, -1), (-1, 1, 1)),
+]
+_SMALLEST_SIDE = 0.75
 # With fewer images of a class, the others do not show whether one belongs to it.
 _FEWEST = 3
 # What is reported: labels with less than this share of the usual confidence, and images that lie this much sparser than
@@ -51,10 +66,11 @@ def near_duplicates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of images that show the same picture, among those that are neighbors.
 
-    With images, neighbors are compared as pictures of 40 x 40 pixels: the score is the correlation of their details,
-    which are what differs from the mean of its surroundings. It finds copies of another quality or size, and no crops
-    or mirror images. Pictures that differ somewhere in more than details, as those of two labels or colors do, score at
-    most 0.89. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
+    With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in windows of the
+    other, the window is aligned, and the details of both are correlated (normalized cross-correlation of high-passed
+    thumbnails), over all and where they differ most; the lower counts. That finds copies of another quality or size,
+    and crops of at least 75 % of the width. Mirror images, and those of another color or brightness, score at most
+    0.89. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
 
     Args:
         neighbors: (N, k) rows of the nearest other images, nearest first.
@@ -64,12 +80,14 @@ def near_duplicates(
         min_correlation: With images, the smallest correlation of duplicates.
 
     Returns:
-        (P, 2) rows of each pair, once, and their (P,) scores: correlations, 1 for pictures that are the same; without
+        (P, 2) rows of each pair, once, and their (P,) scores: correlations, 1 for thumbnails that are the same; without
         images 1 - distance.
 
     Example:
         >>> near_duplicates(np.array([[1], [0], [1]]), np.array([[0.0], [0.0], [0.4]]))[0].tolist()
         [[0, 1]]
+
+    Source: Lewis, "Fast normalized cross-correlation", Vision Interface 1995.
     """
     neighbors, distances = neighbors[:, :_NEAREST], distances[:, :_NEAREST]
     one = np.repeat(np.arange(len(neighbors)), neighbors.shape[1])
@@ -84,33 +102,99 @@ def near_duplicates(
 
 
 def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """(P,) how well two images agree."""
+    """(P,) how well the details of two images agree, once they are aligned; 0 where they look different at once."""
     from PIL import Image
 
-    pictures = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
+    thumbnails = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
+    views, mirror_views = np.empty((2, count, 3 * _COARSE**2), np.float32)
 
     def look(row: int) -> None:
-        pictures[row] = np.asarray(Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX))
+        image = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+        thumbnails[row] = np.asarray(image)
+        small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
+        views[row], mirror_views[row] = _normalized(np.stack([small, small[:, ::-1]]))
+
+    # The numbers of the pairs that an image is in.
+    pairs_of = collections.defaultdict(list)
+    for number, (a, b) in enumerate(pairs.tolist()):
+        pairs_of[a].append(number)
+        pairs_of[b].append(number)
+    scores = np.zeros(len(pairs))
+
+    def compare(row: int) -> None:
+        numbers = pairs_of[row]
+        near = pairs[numbers].sum(axis=1) - row
+        windows = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
+        similar = np.concatenate([views[near] @ windows.T, mirror_views[near] @ windows.T - _CLEARLY], axis=1)
+        for other, number, values in zip(near, numbers, similar, strict=True):
+            if values.max() >= _PROMISING and scores[number] < _SURE:
+                mirror, window = divmod(int(values.argmax()), len(_WINDOWS))
+                score = _alignment(thumbnails[row], thumbnails[other], bool(mirror), _WINDOWS[window])
+                scores[number] = max(scores[number], score)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(look, range(count)))
-    parts = [_likeness(*pictures[pairs[part].T]) for part in row_blocks(len(pairs), _PAIRS)]
-    return np.concatenate([np.zeros(0), *parts])
+        list(pool.map(compare, sorted(pairs_of)))
+    return scores
 
 
-def _likeness(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """(B,) how well pictures (B, H, W, 3) agree; those of one color have no details, and agree if they are the same."""
+def _alignment(large: np.ndarray, small: np.ndarray, mirror: bool, window: tuple[float, ...]) -> float:
+    """Return the correlation of the details of two thumbnails, one in a window of the other that is moved to fit."""
+    from scipy.ndimage import uniform_filter
+
+    if np.array_equal(large, small):
+        return 1.0
+    target = _window(small[:, ::-1] if mirror else small, _WINDOWS[0], _FINE)
+    reference = _normalized(target[None])[0]
+
+    def fit(window: tuple[float, ...]) -> float:
+        side, left, top = window
+        inside = _SMALLEST_SIDE <= side <= 1 and min(left, top) >= 0 and max(left, top) + side <= 1.000001
+        return float(_normalized(_window(large, window, _FINE)[None])[0] @ reference) if inside else -1.0
+
+    best, step = fit(window), 0.025
+    while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
+        moves = [tuple(place + step * by for place, by in zip(window, move, strict=True)) for move in _MOVES]
+        fits = [fit(other) for other in moves]
+        if max(fits) > best:
+            best, window = max(fits), moves[int(np.argmax(fits))]
+        else:
+            step /= 2
+    view = _window(large, window, _FINE)
+    levels = np.abs(uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")).max()
+    return min(_details(view, target), _UNSURE if mirror or levels > _LEVELS else 0.9999)
+
+
+def _details(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the correlation of two images without what is larger than seven pixels, or their worst place's if lower.
+
+    Pictures of two similar products agree but for a place: a label, or the hand of a clock.
+    """
     from scipy.ndimage import uniform_filter
 
     both = np.stack([one, other]).astype(np.float32)
-    surroundings = uniform_filter(both, size=(1, 1, _SURROUNDINGS, _SURROUNDINGS, 1), mode="nearest")
-    details = (both - surroundings).reshape(2, len(one), -1)
-    # Noise of one level is no detail.
-    lengths = np.maximum(np.linalg.norm(details, axis=2), details.shape[2] ** 0.5)
-    correlations = np.einsum("bn,bn->b", *details) / lengths.prod(axis=0)
-    levels = np.abs(surroundings[0] - surroundings[1]).max(axis=(1, 2, 3))
-    scores = np.where(levels > _LEVELS, np.minimum(correlations, _UNSURE), correlations)
-    return np.where((one == other).all(axis=(1, 2, 3)), 1.0, scores)
+    both -= uniform_filter(both, size=(1, 7, 7, 1), mode="nearest")
+    details = _normalized(both)
+    # What is left of one image after the other, in at most twice or half its contrast.
+    gain = np.clip(np.vdot(*both) / max(np.vdot(both[0], both[0]), 1), 0.5, 2)
+    power = np.square([both[1] - gain * both[0], both[1]]).mean(axis=-1)
+    rest, whole = uniform_filter(power, size=(1, 9, 9), mode="nearest").max(axis=(1, 2))
+    return min(float(details[0] @ details[1]), 1 - float(rest / max(whole, 1)))
+
+
+def _window(thumbnail: np.ndarray, window: tuple[float, ...], size: int) -> np.ndarray:
+    from PIL import Image
+
+    side, left, top = (_SIDE * part for part in window)
+    box = (left, top, min(left + side, _SIDE), min(top + side, _SIDE))
+    return np.asarray(Image.fromarray(thumbnail).resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _normalized(images: np.ndarray) -> np.ndarray:
+    """(n, D) images without their mean, of length 1; nearly flat ones shorter, so that noise correlates little."""
+    rows = images.reshape(len(images), -1).astype(np.float32)
+    rows -= rows.mean(axis=1, keepdims=True)
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), rows.shape[1] ** 0.5)
 
 
 def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -311,7 +395,7 @@ def audit(
 ) -> Audit:
     """Audit a data set.
 
-    Memory is that of the embeddings, some copies of them, and 5 KB for each image that is compared.
+    Memory is that of the embeddings, some copies of them, and 16 KB for each image that is compared.
 
     Args:
         embeddings: (N, d); their direction counts.

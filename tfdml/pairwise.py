@@ -5,6 +5,7 @@ finite values and gradients for duplicates, zero vectors and empty masks.
 """
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,19 +64,24 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
         UserError: They have another shape, or one is no row of the images.
 
     Example:
-        >>> image_rows([[0, -1]], "pairs", 8)
+        >>> image_rows([[0, -1]], "pairs")
         Traceback (most recent call last):
-        tfdml.errors.UserError: pairs: row 0 is [0, -1], but the images have the rows 0 to 7
+        tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, the rows of the images
     """
-    array = np.asarray(rows)
-    if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iu":
+    with user_errors(ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"):
+        array = np.asarray(rows)
+    if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
         kind = f"{array.dtype} of shape {array.shape}"
-        raise UserError(f"{what} must be integers (G, 2) or (G, 3), pairs or triplets of rows of images, not {kind}")
+        raise UserError(f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {kind}")
     end = np.iinfo(np.int64).max if size is None else size
-    outside = np.flatnonzero(((array < 0) | (array >= end)).any(axis=1))
-    if len(outside):
-        place = int(outside[0])
-        raise UserError(f"{what}: row {place} is {array[place].tolist()}, but the images have the rows 0 to {end - 1}")
+    # Written so that NaN fails, too.
+    right = (array == np.rint(array)) & (array >= 0) & (array < end)
+    if not right.all():
+        place = int(np.flatnonzero(~right.all(axis=1))[0])
+        span = "from 0 on" if size is None else f"from 0 to {size - 1}"
+        raise UserError(
+            f"{what}: row {place} is {array[place].tolist()}: give whole numbers {span}, the rows of the images"
+        )
     return array.astype(np.int64)
 
 
@@ -102,14 +108,20 @@ def require_classes(labels: np.ndarray, use: str) -> None:
 def _as_array(labels, what) -> np.ndarray:
     with user_errors(ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"):
         array = np.asarray(labels)
-    # A column of objects, as pandas may hold integers in.
-    return np.asarray(array.tolist()) if array.dtype.kind == "O" else array
+    if array.dtype.kind == "O":
+        for kind, numbers in ((np.int64, (int, np.integer)), (np.float64, (int, float, np.number))):
+            if all(isinstance(value, numbers) for value in array.flat):
+                with user_errors((OverflowError, TypeError), f"{what} must fit int64: {REASON}"):
+                    return array.astype(kind)
+    return array
 
 
 def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
     if array.dtype.kind not in "iubf":
         value = next((value for value in array.flat if not isinstance(value, int | float | np.number)), "")
         raise UserError(f"{what} must be integers, not names such as {str(value)[:40]!r}: {_numbered(what)}")
+    if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
+        raise UserError(f"{what} must fit int64; the largest is {array.max()}")
     if array.dtype.kind == "f":
         whole = np.isfinite(array) & (array == np.rint(array))
         if not whole.all():
@@ -117,13 +129,17 @@ def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
             raise UserError(f"{what} must be integers; {fraction:g} is not a whole number: {_numbered(what)}")
         limit = 2.0 ** min(np.finfo(array.dtype).nmant + 1, 63)
         if np.abs(array).max(initial=0) >= limit:
-            merged = f"as {array.dtype} different ids from {limit:,.0f} on become one"
+            merged = _merging(array.dtype, limit)
             raise UserError(f"{what} must be integers; {merged}: give them as int64 from the start")
     return array.astype(np.int64)
 
 
 def _numbered(what: str) -> str:
     return f"np.unique({what}, return_inverse=True)[1] numbers them"
+
+
+def _merging(dtype, limit: float) -> str:
+    return f"as {dtype} different ids from {limit:,.0f} on become one"
 
 
 def _wrong_shape(what: str, labels: Any) -> str:
@@ -138,15 +154,17 @@ def as_labels(labels, rows=False):
     """Convert class labels to a vector of integers (B,); with `rows` to rows of them (B, L).
 
     Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. In a graph, where
-    values are not known yet, floats are refused. On a backend without 64-bit integers, concrete ids that need them are
-    renumbered within the batch, so they never collide.
+    values are not known yet, a float that `integer_labels` would refuse becomes a label of which `nan_if_no_label` is
+    NaN, and TensorFlow raises unless XLA compiles the step. On a backend without 64-bit integers, concrete ids that
+    need them are renumbered within the batch, so they never collide.
 
     Args:
         labels: The labels.
         rows: Whether each image has several, as label sets and hierarchies do; a vector then becomes (B, 1).
 
     Raises:
-        UserError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or not whole numbers.
+        UserError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or concrete values are not
+            whole numbers.
     """
     if not (ops.is_tensor(labels) or isinstance(labels, keras.KerasTensor)):
         labels = _as_array(labels, "labels")
@@ -165,14 +183,12 @@ def as_labels(labels, rows=False):
     if not isinstance(labels, np.ndarray):
         # TensorFlow's type is not hashable, nor a string of NumPy's.
         kind = "string" if "string" in str(labels.dtype) else keras.backend.standardize_dtype(labels.dtype)
-        if "int" in kind or kind == "bool":
-            return ops.cast(labels, "int32") if kind == "bool" else labels
+        if "int" in kind:
+            return labels
         try:
             labels = np.asarray(ops.convert_to_numpy(labels))
-        except Exception as error:  # each backend has its own type for a tensor without values
-            raise UserError(
-                f"labels reach the loss as {kind}: give integers, such as labels.astype('int64')"
-            ) from error
+        except Exception:  # each backend has its own type for a tensor without values
+            return _checked_in_graph(labels, kind)
     labels = _whole_numbers(labels, "labels")
     if keras.backend.backend() == "jax" and np.abs(labels).max(initial=0) > np.iinfo(np.int32).max:
         labels = np.unique(labels, return_inverse=True)[1].reshape(labels.shape).astype(np.int32)
@@ -193,6 +209,44 @@ def check_counts(what, labels, vectors) -> None:
     counts = labels.shape[0], vectors.shape[0]
     if None not in counts and counts[0] != counts[1]:
         raise UserError(f"{what} needs a label for each image: got {counts[0]:,} labels for {counts[1]:,} images")
+
+
+def nan_if_no_label(labels):
+    """Return NaN where a label of `as_labels` was not a whole number, and 0 elsewhere; a scalar.
+
+    Example:
+        >>> float(nan_if_no_label(as_labels([3.0, 1.0])))
+        0.0
+    """
+    if keras.backend.standardize_dtype(labels.dtype) != _integer_type():
+        return ops.zeros(())
+    return ops.where(ops.any(labels == np.iinfo(_integer_type()).min), float("nan"), 0.0)
+
+
+def _integer_type() -> str:
+    return "int32" if keras.backend.backend() == "jax" else "int64"
+
+
+def _checked_in_graph(labels, kind: str):
+    """Return labels without values as integers; the lowest one in place of a float that is not a whole number."""
+    if kind == "bool":
+        return ops.cast(labels, _integer_type())
+    digits = {"float16": 11, "float32": 24, "float64": 53}
+    if kind not in digits:
+        raise UserError(f"labels must be integers, not names or other values of dtype {kind}: {_numbered('labels')}")
+    limit = min(2.0 ** digits[kind], -float(np.iinfo(_integer_type()).min))
+    whole = ops.logical_and(labels == ops.round(labels), ops.abs(labels) < limit)
+    if keras.backend.backend() == "tensorflow" and not isinstance(labels, keras.KerasTensor):
+        import tensorflow as tf
+
+        message = f"labels must be integers; fractions have no class, and {_merging(kind, limit)}"
+        message = f"{message}: {_numbered('labels')}; got"
+        tf.debugging.Assert(tf.reduce_all(whole), [message, labels], summarize=8)
+    # Neither XLA nor JAX can raise.
+    needs = f"whole numbers below {limit:,.0f}, or the loss of a compiled step is NaN"
+    warnings.warn(f"labels reach the loss as {kind}: they must be {needs}; give integers", stacklevel=2)
+    integers = ops.cast(ops.where(whole, labels, 0), _integer_type())
+    return ops.where(whole, integers, np.iinfo(_integer_type()).min)
 
 
 def l2_normalize(x, axis=-1):
@@ -218,10 +272,14 @@ def custom_gradient(function: Callable) -> Callable:
     return functools.wraps(function)(lambda *args: with_gradient(*map(ops.copy, args)))
 
 
+@custom_gradient
 def safe_sqrt(x):
     """Compute the square root of x >= 0, with gradient 0 at 0; NaN stays NaN."""
-    nothing = x <= 0
-    return ops.where(nothing, 0.0, ops.sqrt(ops.where(nothing, 1.0, x)))
+
+    def grad(upstream):
+        return ops.divide_no_nan(0.5 * upstream, safe_sqrt(x))
+
+    return ops.sqrt(ops.maximum(x, 0.0)), grad
 
 
 def matmul(x, y):
@@ -236,8 +294,7 @@ def matmul(x, y):
         with jax.default_matmul_precision("highest"):
             return ops.matmul(x, y)
     if keras.backend.backend() == "tensorflow" and _tensorflow_rounds_factors():
-        # TensorFlow allows or forbids TF32 for the process as a whole, the network included.
-        return ops.cast(ops.matmul(ops.cast(x, "float64"), ops.cast(y, "float64")), "float32")
+        return _matmul_in_parts(x, y)
     return ops.matmul(x, y)
 
 
@@ -246,6 +303,33 @@ def _tensorflow_rounds_factors() -> bool:
 
     allowed = tf.config.experimental.tensor_float_32_execution_enabled()
     return allowed and bool(tf.config.list_physical_devices("GPU"))
+
+
+@custom_gradient
+def _matmul_in_parts(x, y):
+    """Compute x @ y from factors of 10 bits; the product of the last bits of both is below float32's rounding.
+
+    TensorFlow allows or forbids TF32 for the process as a whole, the network included.
+    """
+    (x_high, x_low), (y_high, y_low) = _parts(x), _parts(y)
+    small = ops.matmul(x_high, y_low) + ops.matmul(x_low, y_high)
+
+    def grad(upstream):
+        return _matmul_in_parts(upstream, _transposed(y)), _matmul_in_parts(_transposed(x), upstream)
+
+    return small + ops.matmul(x_high, y_high), grad
+
+
+def _parts(x):
+    """Return x in two parts: its first 10 bits, and the rest."""
+    import tensorflow as tf
+
+    high = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(x, tf.int32), -(2**13)), tf.float32)
+    return high, x - high
+
+
+def _transposed(x):
+    return ops.swapaxes(x, -1, -2)
 
 
 def dot_products(x, y=None):
@@ -262,6 +346,20 @@ def _gram(x):
         return matmul(upstream + ops.transpose(upstream), x)
 
     return matmul(x, ops.transpose(x)), grad
+
+
+@custom_gradient
+def _squared_by_product(x):
+    """Compute the matrix of |x_i - x_j|^2 by one product, and its gradient by one more."""
+
+    def grad(upstream):
+        both = upstream + ops.transpose(upstream)
+        return 2.0 * (ops.sum(both, axis=1, keepdims=True) * x - matmul(both, x))
+
+    doubled = dot_products(x, 2.0 * x)
+    # Norms from the same product, so that they round alike.
+    norms = 0.5 * ops.diagonal(doubled)
+    return norms[:, None] + norms[None, :] - doubled, grad
 
 
 def squared_distances(x, y=None, itself=None):
@@ -284,8 +382,10 @@ def squared_distances(x, y=None, itself=None):
     left = x - center
     right = left if y is None else others - center
     sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
-    squared = sums - 2.0 * dot_products(left, None if y is None else right)
-    itself = identity_mask(ops.shape(x)[0]) if y is None else itself
+    if y is None:
+        squared, itself = _squared_by_product(left), identity_mask(ops.shape(x)[0])
+    else:
+        squared = sums - 2.0 * dot_products(left, right)
     # Not less or equal, so that sums beyond float32 count as close too.
     close = ops.logical_not(squared > _OF_PRODUCTS * sums)
     if itself is not None:
@@ -358,6 +458,11 @@ def together(a, b, relation: Callable | None = None):
         raise ValueError(f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not {found.shape}")
     graded = "float" in keras.backend.standardize_dtype(found.dtype)
     return ops.cast(found, "float32" if graded else "bool")
+
+
+def mean(x):
+    """Compute the mean of all values; 0 where there is none."""
+    return ops.sum(x) / ops.maximum(ops.cast(ops.size(x), "float32"), 1.0)
 
 
 def masked_sum(values, mask, axis=None):

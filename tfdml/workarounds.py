@@ -31,6 +31,14 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     return operation, operation._inbound_nodes[node].input_tensors
 
 
+def stored_kernel(layer: Any) -> keras.Variable:
+    """Return the kernel of a dense layer as it is stored, without a low-rank change.
+
+    Keras 3.15: the public `kernel` has the change added.
+    """
+    return layer._kernel
+
+
 def forget_layout(variable: keras.Variable) -> None:
     """Let a variable live on one device, after JAX's processes have parted.
 
@@ -75,12 +83,103 @@ def keeping_values(model: keras.Model) -> Iterator[None]:
         raise
 
 
+def trained_by(optimizer: Any) -> list:
+    """Return the variables that an optimizer was built for.
+
+    Keras 3.15: it shows its own variables alone.
+    """
+    return optimizer._trainable_variables
+
+
 def index_in(optimizer: Any, variable: Any) -> int:
     """Return the place of a variable among those that an optimizer was built for.
 
     Keras 3.15: on TensorFlow an update gets the backend's variable, by which the list cannot be searched.
     """
     return optimizer._get_variable_index(variable)
+
+
+class SavedSeed(keras.random.SeedGenerator):
+    """A generator of random seeds whose state is a weight of a layer.
+
+    Keras 3.15: the state of an ordinary one is not saved with the layer.
+
+    Args:
+        state: (2,) integers, a weight that begins with `SavedSeed.start()`.
+    """
+
+    def __init__(self, state: keras.Variable):
+        self.state = state
+
+    @staticmethod
+    def start() -> Any:
+        """Return a new seed and the number of draws, as NumPy in the dtype of the backend's seeds."""
+        return ops.convert_to_numpy(keras.random.SeedGenerator().state)
+
+    def next(self, ordered=True):
+        """Return the seed of the next draw."""
+        del ordered
+        seed = ops.convert_to_tensor(self.state) * 1
+        self.state.assign(seed + ops.convert_to_tensor([0, 1], dtype=self.state.dtype))
+        return seed
+
+
+class VariableRows:
+    """Rows of a variable, which an optimizer reads and changes as it would the variable.
+
+    Keras 3.15 makes a gradient of rows dense, and changes a variable and its state as a whole. On TensorFlow.
+
+    Args:
+        variable: A variable of Keras or TensorFlow (N, ...).
+        rows: (n,) integers, all different.
+    """
+
+    def __init__(self, variable: Any, rows: Any):
+        self.variable = variable.value if isinstance(variable, keras.Variable) else variable
+        self.rows, self.dtype, self.shape = rows, self.variable.dtype, (None, *self.variable.shape[1:])
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        import tensorflow as tf
+
+        del dtype, name
+        return tf.gather(self.variable, self.rows)
+
+    def __mul__(self, factor):
+        return ops.convert_to_tensor(self) * factor
+
+    __rmul__ = __mul__
+
+    def assign(self, value):
+        """Set the rows."""
+        self.variable.scatter_update(self._slices(value))
+
+    def assign_add(self, value):
+        """Add to the rows."""
+        self.variable.scatter_add(self._slices(value))
+
+    def assign_sub(self, value):
+        """Subtract from the rows."""
+        self.variable.scatter_sub(self._slices(value))
+
+    def _slices(self, value):
+        import tensorflow as tf
+
+        return tf.IndexedSlices(ops.convert_to_tensor(value), self.rows)
+
+
+def of_rows(optimizer: Any, index: int, rows: Any) -> Any:
+    """Return an optimizer whose state of one of its variables is that of these rows.
+
+    Keras 3.15: each class of optimizers keeps its state in lists of its own, by the index of the variable.
+    """
+    copied = object.__new__(type(optimizer))
+    vars(copied).update(vars(optimizer))
+    count = len(trained_by(optimizer))
+    for name, slots in vars(optimizer).items():
+        if isinstance(slots, list) and len(slots) == count and isinstance(slots[index], keras.Variable):
+            vars(copied)[name] = {index: VariableRows(slots[index], rows)}
+    vars(copied)["_get_variable_index"] = lambda variable: index
+    return copied
 
 
 class WholeGradients:
@@ -94,8 +193,21 @@ class WholeGradients:
         del variables
 
     def _all_reduce_sum_gradients(self, grads_and_vars):
-        reduced = super()._all_reduce_sum_gradients(grads_and_vars)  # type: ignore[misc]
+        import tensorflow as tf
+
+        pairs = list(grads_and_vars)
+        # All replicas draw the same rows, so that their values add up.
+        drawn = {
+            place: gradient
+            for place, (gradient, variable) in enumerate(pairs)
+            if isinstance(gradient, tf.IndexedSlices) and self.has_drawn_rows(variable)
+        }
+        for place, gradient in drawn.items():
+            pairs[place] = gradient.values, pairs[place][1]
+        reduced = super()._all_reduce_sum_gradients(pairs)  # type: ignore[misc]
         clipped = self.clipped([gradient for gradient, _ in reduced])
+        for place, gradient in drawn.items():
+            clipped[place] = tf.IndexedSlices(clipped[place], gradient.indices, gradient.dense_shape)
         return list(zip(clipped, [variable for _, variable in reduced], strict=True))
 
     def _clip_gradients(self, grads):
@@ -106,6 +218,11 @@ class WholeGradients:
     def clipped(self, grads: list) -> list:
         """Return the gradients, some of which may be None, as they are applied."""
         return grads
+
+    def has_drawn_rows(self, variable: Any) -> bool:
+        """Whether steps use rows of a variable that are drawn, each once and the same on all replicas."""
+        del variable
+        return False
 
 
 class SeveralWorkersModel(keras.Model):
@@ -129,6 +246,39 @@ class SeveralWorkersModel(keras.Model):
         """Keras's metrics of a step, which can be averaged over workers."""
         metrics = super().compute_metrics(x, y, y_pred, sample_weight)
         return tree.map_structure(lambda value: ops.reshape(value, (-1,)), metrics) if _several(self) else metrics
+
+
+def multi_worker_strategy() -> Any:
+    """Make a `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG, before TensorFlow does anything else.
+
+    TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than 32 bits, as
+    moments' random projections are, cannot be sent. Here they are sent as int32.
+
+    Example:
+        >>> strategy = multi_worker_strategy()  # doctest: +SKIP
+        >>> with strategy.scope():  # doctest: +SKIP
+        ...     learner = MetricLearner(embedder, objectives)
+    """
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    sent = strategy.extended._get_variable_creator_initial_value
+
+    def first_value(replica_id, device, primary_var, **options):
+        dtype = tf.as_dtype(options.get("dtype") or "float32")
+        if replica_id or not dtype.is_integer or dtype.size >= 4:
+            return sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
+        given = options["initial_value"]
+
+        def wide():
+            return tf.cast(given() if callable(given) else given, "int32")
+
+        options.update(initial_value=wide, dtype=tf.int32)
+        receive = sent(replica_id=replica_id, device=device, primary_var=primary_var, **options)
+        return lambda: tf.cast(receive(), dtype)
+
+    strategy.extended._get_variable_creator_initial_value = first_value
+    return strategy
 
 
 def _several(model: Any) -> bool:

@@ -13,6 +13,7 @@ from tfdml import UserError, backbones, losses
 from tfdml.backbones.hub import interpolate_positions
 from tfdml.export.saved_model import in_float32
 from tfdml.models import Embedder, MetricLearner, TextEmbedder
+from tfdml.training import checkpoints
 
 pytestmark = has_keras_hub
 # The others take the same way, and seconds.
@@ -199,6 +200,56 @@ def test_mixed_precision_is_near_float32(presets, policy):
     cosines = (np.array(representations["embedding"]) * np.array(exact(images()))).sum(axis=1)
     assert cosines.min() > 0.999
     np.testing.assert_allclose(in_float32(mixed)(images()), exact(images()), atol=1e-5)
+
+
+@pytest.mark.slow
+def test_lora_trains_small_changes_and_nothing_else(presets, tmp_path):
+    name = presets("dinov2")[0]
+
+    def adapted():
+        embedder = Embedder(backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE)
+        embedder.enable_lora(2)
+        return learner_of(embedder)
+
+    learner = adapted()
+    embedder = learner.embedder
+    plain = Embedder(backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE)
+    trained = [v.path for v in embedder.backbone.trainable_variables]
+    # Queries and values of two layers, each with two matrices.
+    assert len(trained) == 8
+    assert all("/query/lora" in path or "/value/lora" in path for path in trained)
+    x, labels = images(4), np.array([0, 0, 1, 1])
+    np.testing.assert_allclose(embedder.represent(x)["pooled"], plain.represent(x)["pooled"], atol=1e-6)
+    frozen = {v.path: np.array(v) for v in embedder.backbone.variables if not v.trainable}
+    for _ in range(3):
+        learner.train_on_batch(x, labels)
+    for variable in embedder.backbone.variables:
+        if not variable.trainable:
+            np.testing.assert_array_equal(variable, frozen[variable.path])
+    expected = np.array(embedder(x))
+    assert np.abs(np.array(embedder.represent(x)["pooled"]) - np.array(plain.represent(x)["pooled"])).max() > 1e-3
+
+    # A saved embedder is an ordinary one.
+    embedder.save(tmp_path / "e.keras")
+    saved = keras.saving.load_model(tmp_path / "e.keras")
+    assert len(saved.weights) == len(embedder.weights) - 8
+    np.testing.assert_allclose(saved(x), expected, atol=1e-5)
+    np.testing.assert_array_equal(embedder(x), expected)
+
+    # A checkpoint keeps the changes apart, and the next step is the same.
+    checkpoints.save(tmp_path / "c", learner, checkpoints.TrainingState(3, []))
+    again = adapted()
+    again.train_on_batch(x, labels)
+    assert checkpoints.restore_latest(tmp_path / "c", again).step == 3
+    for each in (learner, again):
+        each.train_on_batch(x, labels)
+    for ours, theirs in zip(learner.weights, again.weights, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-6)
+
+
+def test_lora_of_a_network_without_attention_is_refused():
+    with pytest.raises(ValueError, match="LoRA changes attention layers, and conv4 has none"):
+        Embedder(backbones.resolve("conv4", SIZE, width=4), embedding_dim=8, image_size=SIZE).enable_lora(4)
 
 
 def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):

@@ -83,7 +83,7 @@ def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatc
     monkeypatch.setattr("tfdml.cli.audit.evaluation_batches", lambda part, view, size: (view, len(part)))
     monkeypatch.setattr("tfdml.cli.audit.embed", embed)
     data = "--dataset=folder", f"--data_dir={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"
-    network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16"
-    status, _, errors = commands.run("audit", *data, *network)
+    network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16", "--resize=18"
+    status, _, errors = commands.run("audit", *data, *network, "--resize_mode=pad", "--pad_color=white")
     assert status == 0, errors
-    assert embedded == [(4, EvaluationTransform(16, 16), 2)] * 2
+    assert embedded == [(4, EvaluationTransform(18, 16, "pad", (255, 255, 255)), 2)] * 2

@@ -1,8 +1,10 @@
 """Messages that name flags, flags that have no effect next to the others, signals, and paths."""
 
 import dataclasses
+import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -13,13 +15,14 @@ from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import STAGES, command_line
-from tfdml.cli.command_line import Command, CommandFlags, Flags
+from tfdml.cli.command_line import Command, CommandFlags, Flags, Formatter
 from tfdml.effects import in_vain
 from tfdml.flag_files import read_flag_files
 from tfdml.io import files
 from tfdml.io.files import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.settings import EFFECTS as SETTINGS
+from tfdml.training.settings import choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,14 +41,14 @@ class Some(CommandFlags):
     bad_images: str = ""
     out: str = ""
     allow_extra: bool = False
-    queries: Sequence[str] = ()
+    queries: Sequence[str] = choice((), paths=True)
 
 
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
         ("`batch_size=0` must be at least 1", "--batch_size=0 must be at least 1"),
-        ("pass `bad_images=skip`, or `allow_extra=False`", "pass --bad_images=skip, or --allow_extra=False"),
+        ("pass `bad_images='skip'`, or `allow_extra=False`", "pass --bad_images=skip, or --noallow_extra"),
         ("`folder=x` is a file, `out=` is not", "--out=x is a file, --out= is not"),
         # No flags of this command.
         ("`margin` must be positive, and `log_dir=1`", "`margin` must be positive, and `log_dir=1`"),
@@ -54,6 +57,8 @@ class Some(CommandFlags):
 def test_arguments_are_shown_as_flags(message, expected):
     command = Command("try", print, Flags(Some), "", {"folder": "out"})
     assert command.as_flags(message) == expected
+    record = logging.LogRecord("absl", logging.WARNING, "", 0, "%s", (message,), None)
+    assert Formatter(command).format(record) == expected
 
 
 @pytest.fixture
@@ -70,8 +75,12 @@ IN_VAIN = [
     ("train", ["--sampling=shuffle", "--images_per_class=40"], ["--sampling=hierarchical"]),
     ("train", [*RATES, "--learning_rate=0.1"], ["--objective_rate=-1"]),
     ("train", ["--seeds=0,1", "--seed=3"], ["--seeds=2"]),
+    ("embed", ["--input=a.jpg", "--split=train"], None),
     ("evaluate", ["--model=x.npz", "--target=far=0.1"], ["--task=verification"]),
-    ("export", ["--gallery_dataset=glyphs"], ["--gallery=x"]),
+    ("export", ["--gallery=x", "--embedder=y", "--images=5"], None),
+    ("audit", ["--embeddings=x.npz", "--min_correlation=0.9"], ["--data_dir=photos"]),
+    ("demo", ["--gallery=x.npz", "--batch_size=9"], ["--model=y"]),
+    ("search", ["--gallery=lancedb:///data", "--distance=cosine"], ["--gallery=x.npz"]),
 ]
 
 
@@ -196,3 +205,35 @@ def test_a_second_signal_ends_it_at_once(tmp_path):
         os.kill(pid, signal.SIGTERM)
 
     assert ended(writing, tmp_path, twice) == (128 + signal.SIGTERM, "")
+
+
+def test_a_command_whose_launch_is_interrupted_leaves_no_traceback(tmp_path):
+    program = """
+import builtins, os, signal
+from tfdml.cli import main
+def interrupted(name, *rest):
+    if name == "tensorflow":
+        os.kill(os.getpid(), signal.SIGINT)
+    return before(name, *rest)
+before, builtins.__import__ = builtins.__import__, interrupted
+main(["export"])
+"""
+    # Python's own handler is only there where SIGINT is not ignored.
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):
+    """An existing file may have commas in its name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a,b.jpg").write_text("")
+    values = Flags(Some)
+    values.parse([])
+    assert values.queries == []
+    values.parse(["--queries=a,b.jpg", "--queries=*.png,c.jpg"])
+    assert values.queries == ["a,b.jpg", "*.png", "c.jpg"]

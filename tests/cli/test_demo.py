@@ -29,23 +29,24 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def served(monkeypatch):
-    """What is served, in place of a server: the demo and the port."""
-    from tfdml.demo import application
+    """What is served, in place of a server: the demo, the host, the port and the token."""
+    from tfdml import demo
 
     found = []
-    monkeypatch.setattr(application, "serve", lambda *given: found.append(given))
+    monkeypatch.setattr(demo, "serve", lambda *given: found.append(given))
     return found
 
 
 @pytest.mark.slow
 def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
-    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos"]
+    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", "--host=0.0.0.0"]
     status, printed, errors = commands.run("demo", *flags, f"--calibration={folder}/threshold.json", "--port=0")
     assert status == 0, errors
     assert "embedding 12 images" in printed
-    demo, port = served[0]
-    assert (len(demo.gallery), port) == (12, 0)
-    assert demo.gallery.calibration.num_images == 24
+    demo, host, port, token = served[0]
+    assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
+    assert len(token) >= 32
+    assert demo.calibration.num_images == 24
     image = (folder / "photos" / "b" / "3.png").read_bytes()
     (nearest,) = demo.neighbors(image, 1)
     assert demo.gallery.names[nearest["row"]] == "b/3.png"
@@ -55,13 +56,14 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
 
     status, printed, errors = commands.run("demo", *flags)
     assert status == 0, errors
-    assert served[1][0].gallery.calibration is None
+    assert served[1][0].calibration is None
+    assert served[1][3] != token
 
 
-def test_wrong_galleries_and_thresholds_are_refused(commands, folder, served):
+def test_this_machine_needs_no_token_and_wrong_galleries_and_thresholds_are_refused(commands, folder, served):
     flags = [f"--model={folder}/model.keras", f"--gallery={folder}/4.npz"]
     assert commands.run("demo", *flags)[::2] == (0, "")
-    assert served.pop()[1] == 8765
+    assert served.pop()[1:4] == ("127.0.0.1", 8765, "")
     for more, message in (
         (f"--gallery={folder}/5.npz", "dimension"),
         (f"--calibration={folder}/calibration.json", "has no threshold of"),

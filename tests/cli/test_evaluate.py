@@ -181,7 +181,7 @@ def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
 
 def test_what_is_wrong_is_one_line(commands, vectors):
     for flags, message in (
-        (["--task=verification", "--target=far=2"], "write far= and a number from 0 to 1"),
+        (["--task=verification", "--target=far=2"], "write far= or precision= and a number from 0 to 1"),
         (DATA, "holds 240 embeddings, but glyphs (test) has 428 images"),
     ):
         status, _, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)

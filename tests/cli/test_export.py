@@ -44,6 +44,7 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     done = command("train", *tiny_flags, HORDE, "--moment_embedder", f"--run_dir={run}")
     assert done.returncode == 0, done.stderr[-3000:]
     result = json.loads((run / "result.json").read_text())
+    check_orders(result, run)
     expected = result["metrics_moments"]
     assert "Searched with all moments" in (run / "report" / "index.html").read_text(encoding="utf-8")
     flags = [flag for flag in tiny_flags if "dataset" in flag]
@@ -59,3 +60,13 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     assert card["embedding_dim"] == 16
     for artifact in card["artifacts"].values():
         assert artifact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
+
+
+def check_orders(result, run):
+    """Every order's own Recall@K stands in the result and on the page."""
+    orders = result["metrics_orders"]
+    assert list(orders) == ["1", "2", "3", "all"]
+    assert orders["1"]["recall@1"] == result["metrics"]["recall@1"]
+    page = (run / "report" / "index.html").read_text(encoding="utf-8")
+    for text in ("Each order of moments by itself", "order 3", "all, side by side"):
+        assert text in page

@@ -52,15 +52,24 @@ def test_a_reader_that_has_had_enough_ends_the_command_without_a_word(words):
     assert (process.returncode, errors) == (0, "")
 
 
-def test_an_unknown_command_is_one_line(capsys):
+def test_unknown_commands_and_flags_are_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_load_tensorflow", None)
     assert status_of("trian", "--epochs=1") == 2
-    assert capsys.readouterr().err == "tfdml: error: there is no command 'trian'; see tfdml --help\n"
+    assert capsys.readouterr().err == "tfdml: error: there is no command 'trian'; did you mean train?\n"
+    assert status_of("train", "--data_dir=x", "--epoch=1") == 2
+    assert capsys.readouterr().err == "train: error: there is no flag --epoch; did you mean epochs?\n"
+
+
+def test_every_flag_of_every_command_is_known_before_tensorflow_loads():
+    for name in cli.STAGES:
+        words = [f"--{flag}" for flag in load(name).flags] + ["--noresume", "--flagfile=x", "--help"]
+        assert cli.unknown_flag(words) == "", name
 
 
 def test_without_tensorflow_a_command_ends_in_one_line():
     done = fresh("import sys, tfdml.cli\nsys.modules['tensorflow'] = None\ntfdml.cli.main(['train'])")
     assert done.returncode == 2
-    assert done.stderr.startswith("train: error: TensorFlow or Keras cannot be loaded (import of tensorflow halted")
+    assert done.stderr.startswith("train: error: TensorFlow cannot be loaded (import of tensorflow halted")
     assert done.stderr.endswith("run tfdml doctor\n")
 
 
@@ -84,16 +93,19 @@ def test_configs_are_listed_by_words_and_a_single_one_is_printed(capsys):
     assert capsys.readouterr().err == "configs: error: no flag file has nosuch in its name\n"
 
 
-def test_doctor_finds_a_training_that_fails(monkeypatch, capsys):
-    def broken():
-        raise ImportError("no library")
-
-    monkeypatch.setattr(cli, "_trial", broken)
-    assert status_of("doctor") == 1
-    assert "problem: a training step fails: ImportError: no library" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("program", "fault"),
+    [
+        ("raise ImportError('no library')", "a training step fails: ImportError: no library"),
+        ('print(\'TRIAL ["tensorflow", ["CPU"], NaN]\')', "the loss of a training step is not a number"),
+    ],
+)
+def test_doctor_finds_a_training_that_fails(program, fault, monkeypatch):
+    monkeypatch.setattr(cli, "_TRIAL", program)
+    assert cli._trial()[0].startswith(fault)
 
 
 @pytest.mark.slow
 def test_doctor_trains(capsys):
-    assert status_of("doctor") == 0
-    assert "trained with tensorflow on " in capsys.readouterr().out
+    assert cli._trial() == []
+    assert "trained with tensorflow on CPU" in capsys.readouterr().out

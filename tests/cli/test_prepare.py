@@ -36,7 +36,7 @@ def test_a_folder_of_photos_becomes_a_small_one(photos, tmp_path):
         source, copy = load("folder", photos, split), load("list", tmp_path / "out" / "images.csv", split)
         np.testing.assert_array_equal(source.labels, copy.labels)
         assert source.class_names == copy.class_names
-        assert min(min(copy.images.picture(row).shape[:2]) for row in range(len(copy))) == 20
+        assert min(min(copy.images.size(row)) for row in range(len(copy))) == 20
     assert "holds files already" in error_of(finished("prepare", *flags))
 
 

@@ -1,6 +1,7 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
 
 import json
+import shutil
 
 import keras
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from pyarrow.parquet import read_table
 
 from tests.cli.commands import write_embedder, write_noise
-from tfdml.evaluation import RetrievalResults, calibrate
+from tfdml.embeddings import read_embeddings
+from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
 from tfdml.retrieval import connect, nearest_neighbors
 
 
@@ -77,14 +79,21 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(co
     assert "is of a gallery of 15 images, and this one has 30" in caplog.text
 
 
-def test_a_gallery_that_is_its_own_queries_leaves_out_each_image_itself(commands, folder):
+def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder):
     gallery, out = folder / "gallery.npz", folder / "written" / "same.parquet"
-    status, _, errors = commands.run("search", f"--gallery={gallery}", f"--queries={gallery}", "--k=3", f"--out={out}")
+    flags = f"--gallery={gallery}", f"--queries={gallery}", "--k=29", f"--out={out}"
+    status, said, errors = commands.run("search", *flags)
     assert status == 0, errors
-    rows, distances = nearest_neighbors(np.load(gallery)["embeddings"], k=3)
-    results = RetrievalResults(read_table(out))
-    assert results.column("id").astype(int).tolist() == rows.ravel().tolist()
-    np.testing.assert_allclose(results.column("distance"), distances.ravel())
+    arrays = np.load(gallery)
+    metrics = evaluate_retrieval(arrays["embeddings"], arrays["labels"], metrics=["recall@1", "mrr"])
+    assert f"Recall@1 {100 * metrics['recall@1']:.2f} %\n" in said
+    table = read_table(out).to_pandas()
+    assert len(table) == 30 * 29
+    first = table[table["relevant"]].groupby("query")["rank"].min()
+    assert np.mean(1 / first) == pytest.approx(metrics["mrr"], abs=1e-12)
+    shutil.copy(gallery, folder / "written" / "copy.npz")
+    copy = f"--queries={folder / 'written' / 'copy.npz'}"
+    assert "30 queries find their own image, which counts" in commands.run("search", f"--gallery={gallery}", copy)[1]
 
 
 def test_what_is_wrong_is_one_line(commands, folder):
@@ -134,7 +143,7 @@ def test_images_are_queries(commands, two_shops, tmp_path):
             assert name.endswith("/".join(query.split("/")[-2:]))
             assert distance == pytest.approx(0, abs=2e-3)
     errors = commands.run("search", retriever, asked, "--max_distance=calibrated")[2]
-    assert "has no threshold: export a retriever with --calibrate=fpir=0.01" in errors
+    assert "has no threshold: export it with --calibrate=fpir=0.01" in errors
 
 
 @pytest.mark.slow
@@ -146,6 +155,10 @@ def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
     index = ["index", f"--to={uri}"]
     assert commands.run(*index, f"--embeddings={two_shops}/one.embeddings")[0] == 0
     # `b/0.png` of the second shop is another image than that of the first.
+    status, _, errors = commands.run(*index, f"--embeddings={two_shops}/two.embeddings")
+    assert status == 2
+    assert "3 ids of" in errors
+    assert "b/0.png: set --replace to replace these rows, or another --prefix" in errors
     status, text, _ = commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/")
     assert (status, "6 added, 0 replaced" in text) == (0, True)
     with connect(uri) as gallery:
@@ -155,3 +168,18 @@ def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
     status, text, errors = commands.run("search", f"--gallery={uri}", f"--model={two_shops}/embedder.keras", query)
     assert status == 0, errors
     assert "two/c/1.png  class=c" in text.splitlines()[2]
+
+
+@pytest.mark.slow
+def test_queries_and_gallery_of_two_sources_are_compared_by_names(commands, two_shops):
+    """Recall@1 of the queries of class b, whose number is 0 here and 1 in the gallery."""
+    one, two = (read_embeddings(two_shops / f"{shop}.embeddings") for shop in ("one", "two"))
+    nearest = nearest_neighbors(two.embeddings[:3], one.embeddings, k=1)[0][:, 0]
+    flags = [f"--gallery={two_shops}/one.embeddings", f"--queries={two_shops}/two.embeddings"]
+    status, text, errors = commands.run("search", *flags, f"--out={two_shops}/nearest.parquet")
+    assert status == 0, errors
+    assert f"Recall@1 {100 * (nearest >= 3).mean():.2f} %" in text
+    table = read_table(two_shops / "nearest.parquet").to_pandas()
+    assert set(table["query_class"]) == {"b", "c"}
+    assert (table["relevant"] == (table["query_class"] == table["class"])).all()
+    assert table[table["query_class"] == "c"]["num_relevant"].eq(0).all()

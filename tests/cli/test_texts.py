@@ -4,6 +4,8 @@ import json
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -13,8 +15,10 @@ import tfdml
 from tests.docs.examples import ROOT
 from tfdml.data import load
 from tfdml.embeddings import load_backend, read_embeddings
-from tfdml.evaluation import evaluate_views
+from tfdml.errors import UserError
+from tfdml.evaluation import calibrate, class_embeddings, evaluate_views, evaluate_zero_shot, verification
 from tfdml.evaluation.views import ViewItems
+from tfdml.export import export_model
 from tfdml.models import ByteTokenizer, Embedder, TextEmbedder, byte_encoder
 
 GLYPHS = ("--dataset=glyphs", "--dataset_options=texts=true, size=16, images_per_class=2")
@@ -71,6 +75,28 @@ def test_both_directions_are_measured(commands, model, vectors, tmp_path):
 
 
 @pytest.mark.slow
+def test_pairs_and_classes_are_measured_across_views(commands, model, vectors, test_split, tmp_path):
+    items, images, texts = vectors
+    flags = ("--task=verification", "--target=far=0.1")
+    result, _ = evaluated(commands, model, tmp_path / "pairs.json", *flags)
+    labels, text_labels = items.connected()
+    both, views = np.concatenate([images, texts]), np.repeat([0, 1], [len(images), len(texts)])
+    expected = verification(both, np.concatenate([labels, text_labels]), views=views)
+    assert (result["num_same"], result["num_different"]) == (292, 292 * 145)
+    assert result["auc"] == pytest.approx(expected.auc, abs=1e-3)
+
+    path = tmp_path / "classes.json"
+    flags = ("--task=classification", "--target=fpir=0.1", "--templates=a {},{}")
+    result, _ = evaluated(commands, model, path, *flags)
+    names = list(dict.fromkeys(test_split.class_names[label] for label in sorted(test_split.class_names)))
+    classes = class_embeddings(load_backend(model).embed_texts, names, ["a {}", "{}"])
+    rows = test_split.labels[items.rows] - test_split.labels.min()
+    assert result["accuracy@5"] == pytest.approx(evaluate_zero_shot(images, rows, classes)["accuracy@5"], abs=4e-3)
+    threshold = calibrate(texts, text_labels, fpir=0.1, gallery=images, gallery_labels=labels).threshold
+    assert result["calibration"]["threshold"] == pytest.approx(threshold, abs=1e-4)
+
+
+@pytest.mark.slow
 def test_words_find_images(commands, model, vectors, tmp_path):
     items, images, texts = vectors
     flags = (f"--model={model}", *GLYPHS)
@@ -89,26 +115,47 @@ def test_words_find_images(commands, model, vectors, tmp_path):
     assert status == 0, errors
     nearest = np.linalg.norm(images - texts[5], axis=1).min()
     assert f"1  {nearest:8.4f}  U+" in said
+    both = commands.run("search", gallery, f"--queries={tmp_path / 'texts'}", "--k=3")
+    assert "Recall@1" in both[1]
 
 
 def test_what_has_no_words_is_refused(commands, model, towers, vectors, tmp_path):
     towers[0].save(tmp_path / "embedder.keras")
     np.savez(tmp_path / "gallery.npz", embeddings=vectors[1], labels=np.arange(len(vectors[1])))
     (tmp_path / "lines.txt").write_text("letter A\n\nletter B\n")
+    (tmp_path / "images.json").write_text(json.dumps({"calibration": {}, "queries": "images"}))
     search = "search", f"--gallery={tmp_path / 'gallery.npz'}"
     both, images, out = f"--model={model}", f"--model={tmp_path}", f"--out={tmp_path / 'o'}"
     for arguments, message in (
         ((*search, images, "--text=a"), "embeds images alone: name a model of images and texts"),
         ((*search, both, "--text=a", f"--queries={tmp_path}"), "--text takes the place of --queries"),
         ((*search, both, "--text= "), "a text must have a letter"),
-        ((*search, both, "--text=a", "--max_distance=calibrated"), "is of images as queries, not of words"),
+        ((*search, both, "--text=a", "--max_distance=calibrated"), "is of images as queries, not of texts"),
+        ((*search, both, "--text=a", f"--max_distance={tmp_path / 'images.json'}"), "images as queries, not"),
         (("embed", both, f"--texts={tmp_path / 'lines.txt'}", out), "text 1 is ''"),
         (("embed", images, "--texts=column", *GLYPHS, out), "embeds images alone"),
-        (("evaluate", both, *GLYPHS, "--generalization"), "--task=retrieval alone"),
-        (("evaluate", both, *GLYPHS, "--task=verification"), "--task=retrieval alone"),
+        (("evaluate", both, *GLYPHS, "--generalization"), "--generalization measures images alone"),
+        (("evaluate", both, *GLYPHS, "--task=classification", "--templates=a letter"), "needs {} in the place"),
     ):
         status, _, errors = commands.run(*arguments)
         assert (status, message in errors) == (2, True), (arguments, errors)
+
+
+@pytest.mark.slow
+def test_both_towers_are_exported_and_compared(model, towers, vectors, test_split, tmp_path):
+    lines = []
+    version = export_model(towers[0], tmp_path, test_split, report=lines.append, text_embedder=towers[1])
+    card = json.loads((version / "model_card.json").read_text())
+    assert card["artifacts"]["saved_model"]["acceptance_of_texts"]["max_difference"] < 1e-5
+    assert "embed_texts" in card["signatures"]
+    assert any("146 texts" in line for line in lines)
+    served = load_backend(tmp_path)
+    np.testing.assert_allclose(served.embed_texts(vectors[0].texts), vectors[2], atol=1e-5)
+    assert served.embed_texts([]).shape == (0, 8)
+    with pytest.raises(UserError, match=r"texts\[1\] of 2: is empty"):
+        served.embed_texts(["a", " "])
+    with pytest.raises(UserError, match=r"texts\[0\] of 1: does not fit into 48 tokens"):
+        served.embed_texts(["a" * 48])
 
 
 def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monkeypatch):
@@ -127,6 +174,21 @@ def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monke
     status, said, errors = commands.run("evaluate", "--model=run")
     assert (status, "60 images of 30 classes" in said) == (0, True), errors
     assert "embeds images alone" in commands.run("search", "--gallery=images.npz", "--model=run", "--text=a")[2]
+
+
+SERVED = """
+import sys
+import tensorflow as tf
+
+assert not any(name.startswith("tfdml") for name in sys.modules)
+signatures = tf.saved_model.load(sys.argv[1]).signatures
+image = tf.io.encode_png(tf.fill((20, 20, 3), tf.constant(9, tf.uint8)))
+vectors = [
+    signatures["embed_texts"](texts=tf.constant(["LATIN SMALL LETTER A", "b"]))["embedding"],
+    signatures["serving_default"](image_bytes=tf.constant([image.numpy()]))["embedding"],
+]
+print([len(vector) for vector in vectors], (vectors[0] @ tf.transpose(vectors[1])).shape)
+"""
 
 
 @pytest.mark.slow
@@ -160,3 +222,7 @@ def test_the_commands_of_the_page_run_from_training_to_a_saved_model(commands, t
             assert result["intervals"][key] == pytest.approx(measured[direction]["intervals"][name], abs=0.02)
             assert key in result["metrics_before"]
         assert result["chance"][f"{direction}/recall@1"] == pytest.approx(measured[direction]["chance"]["recall@1"])
+    alone = subprocess.run(
+        [sys.executable, "-c", SERVED, "models/letters/1"], check=True, capture_output=True, text=True
+    )
+    assert "[2, 1] (2, 1)" in alone.stdout

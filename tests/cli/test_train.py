@@ -41,7 +41,7 @@ def test_the_run_folder_holds_what_it_promises(finished_run):
 def test_dry_run_prints_the_experiment_and_writes_nothing(tiny_flags, tmp_path):
     done = commands.finished("train", *tiny_flags, f"--run_dir={tmp_path / 'run'}", "--dry_run")
     assert done.returncode == 0, done.stderr[-3000:]
-    for expected in ("am_softmax", "jrs", "6 steps of 16 images", "--embedding_dim=16"):
+    for expected in ("am_softmax", "jrs", "batches      16 images", "6 steps an epoch", "--embedding_dim=16"):
         assert expected in done.stdout
     assert not (tmp_path / "run").exists()
 
@@ -59,5 +59,5 @@ def test_the_folder_of_several_seeds_is_no_model(tmp_path):
     (tmp_path / "two" / "seed_3").mkdir(parents=True)
     for path in ("flags.txt", "seed_3/embedder.keras"):
         (tmp_path / "two" / path).write_text("--dataset=glyphs")
-    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}")
+    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}", "--unfinished")
     assert (status, f"name the run of one seed, such as {tmp_path / 'two' / 'seed_3'}" in errors) == (2, True), errors

@@ -17,8 +17,8 @@ from tests.cli.many import run_many
 from tests.data.trees import touch
 from tests.export import models_on_disk
 from tests.worker_processes import descendants
-from tfdml.cluster import as_user_error, ray_session
 from tfdml.cluster.bulk_embedding import PartEmbedder, embed_parts
+from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.data import FileImages, ImageDataset
 from tfdml.embeddings import backends, read_embeddings
 from tfdml.embeddings.files import EmbeddingFolder

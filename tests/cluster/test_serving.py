@@ -1,6 +1,6 @@
 """`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the last one ends it."""
 
-import base64
+import asyncio
 import contextlib
 import http.client
 import json
@@ -19,87 +19,24 @@ import pytest
 import tensorflow as tf
 
 from benchmarks.serving import Load, bomb, client_module, odd_images
+from tests.cluster.test_replica import IMAGES, b64
 from tests.export.conftest import LIMIT, SEARCHED, shop_dataset
-from tests.export.networks import picture, small_embedder
+from tests.export.networks import small_embedder
 from tests.worker_processes import descendants
-from tfdml.errors import UserError
+from tfdml.cluster.replica import ServeSettings
 from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model
 
 pytest.importorskip("fastapi")
-from tfdml.cluster.serving import parse_request, write_answer
+from tfdml.cluster.serving import Version, application
+from tfdml.io.http import listen, serving
 
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-FLAGS = ["--name=shop", "--port=0", "--max_request_mb=0.5", "--timeout=20"]
-IMAGES = [picture(seed, 40 + seed, 80 - seed) for seed in range(6)]
-BYTES = tf.TensorSpec((None,), tf.string)
-SPECS = {
-    "serving_default": {"image_bytes": BYTES},
-    "embed_images": {"images": tf.TensorSpec((None, None, None, 3), tf.uint8)},
-    "search_embedding": {"embedding": tf.TensorSpec((None, 2), tf.float32), "k": tf.TensorSpec(None, tf.int32)},
-}
-
-
-def b64(data):
-    return {"b64": base64.b64encode(data).decode()}
-
-
-def parsed(**request):
-    return parse_request(json.dumps(request).encode(), SPECS)
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        {"instances": [b64(b"\0\xff"), b64(b"text")]},
-        {"instances": [{"image_bytes": b64(b"\0\xff")}, {"image_bytes": b64(b"text")}]},
-        {"inputs": [b64(b"\0\xff"), b64(b"text")], "signature_name": "serving_default"},
-        {"inputs": {"image_bytes": [b64(b"\0\xff"), b64(b"text")]}},
-    ],
-)
-def test_rows_and_columns_are_the_same_tensors(request_):
-    name, inputs, by_row = parsed(**request_)
-    assert inputs["image_bytes"].numpy().tolist() == [b"\0\xff", b"text"]
-    assert (name, by_row) == ("serving_default", "instances" in request_)
-
-
-def test_numbers_have_the_types_of_the_signature():
-    _, inputs, _ = parsed(inputs={"embedding": [[1, 0.5]], "k": 3}, signature_name="search_embedding")
-    assert inputs["embedding"].dtype == tf.float32
-    assert inputs["embedding"].numpy().tolist() == [[1, 0.5]]
-    assert (inputs["k"].dtype, inputs["k"].shape) == (tf.int32, ())
-    _, inputs, _ = parsed(instances=[{"embedding": [1, 2], "k": 3}] * 2, signature_name="search_embedding")
-    assert inputs["k"].numpy().tolist() == [3, 3]
-    assert parsed(inputs=[[[[0, 255, 7]]]], signature_name="embed_images")[1]["images"].shape == (1, 1, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("request_", "says"),
-    [
-        ({}, "either 'instances' or 'inputs'"),
-        ({"instances": ["a"], "signature_name": "other"}, 'signature key "other" not found; there are serving_default'),
-        ({"inputs": {"image_bytes": ["a"], "more": 1}}, "must be image_bytes, not image_bytes, more"),
-        ({"instances": [{"b64": "?"}]}, "image_bytes: Only base64 data is allowed"),
-        ({"instances": ["car.jpg"]}, "not paths"),
-        ({"inputs": [[[[1, 2, 256]]]], "signature_name": "embed_images"}, "images: "),
-        ({"inputs": [[[[1, 2, 2.5]]]], "signature_name": "embed_images"}, "images: "),
-    ],
-)
-def test_what_is_wrong_with_a_request_is_refused(request_, says):
-    with pytest.raises(UserError, match=says):
-        parsed(**request_)
-
-
-def test_answers_have_tensorflow_serving_form():
-    ids = np.array([[b"a", b"\xff"]], object)
-    outputs = {"ids": ids, "distances": np.array([[0.5, 1]], np.float32)}
-    rows = [{"ids": ["a", "\ufffd"], "distances": [0.5, 1.0]}]
-    assert json.loads(write_answer(outputs, by_row=True)) == {"predictions": rows}
-    assert json.loads(write_answer(outputs, by_row=False))["outputs"]["distances"] == [[0.5, 1.0]]
-    assert json.loads(write_answer({"ids": ids}, by_row=True)) == {"predictions": [["a", "\ufffd"]]}
-    assert json.loads(write_answer({"ids": ids}, by_row=False)) == {"outputs": [["a", "\ufffd"]]}
+MOST_WAITING = 6
+FLAGS = ["--name=shop", "--port=0", "--max_batch_size=8", f"--max_waiting={MOST_WAITING}"]
+FLAGS += ["--max_instances=40", "--max_request_mb=0.5", "--timeout=20"]
 
 
 def start(folder, log):
@@ -172,6 +109,37 @@ def server(tmp_path_factory):
     server.process.wait()
 
 
+class Endless:
+    """Stands in for the handle of a version, whose answers never come."""
+
+    def __init__(self):
+        self.begun, self.cancelled = threading.Event(), threading.Event()
+        self.predict = self
+
+    def remote(self, body):
+        self.begun.set()
+        return self
+
+    def __await__(self):
+        return asyncio.sleep(600).__await__()
+
+    def cancel(self):
+        self.cancelled.set()
+
+
+def test_work_whose_client_is_gone_is_dropped():
+    handle = Endless()
+    with (
+        listen("127.0.0.1", 0) as opened,
+        serving(application(Version("shop", "1", handle), ServeSettings()), opened),
+    ):
+        request = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+        with socket.create_connection(opened.getsockname(), timeout=60) as client:
+            client.sendall(request)
+            assert handle.begun.wait(60)
+        assert handle.cancelled.wait(60)
+
+
 def test_a_version_that_cannot_be_served_ends_the_command_with_its_reason(tmp_path):
     (tmp_path / "shop" / "3").mkdir(parents=True)
     (tmp_path / "shop" / "3" / "saved_model.pb").write_bytes(b"broken")
@@ -218,9 +186,15 @@ def test_no_answer_is_wrong_under_concurrency(server):
     assert min(tally.items.count(kind) for kind in ("good", "bad", "refused")) > 3
 
 
-def test_the_status_of_the_version(server):
+def test_status_health_and_metrics(server):
     (state,) = json.loads(server.ask("/v1/models/shop")[2])["model_version_status"]
     assert (state["version"], state["state"], state["status"]["error_code"]) == ("1", "AVAILABLE", "OK")
+    assert server.ask("/healthz")[0] == 200
+    metrics = server.ask("/monitoring/prometheus/metrics")[2].decode()
+    values = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if line[0] != "#")
+    assert float(values['tfdml_serve_requests_total{code="200"}']) > 20
+    assert float(values['tfdml_serve_requests_total{code="400"}']) > 3
+    assert float(values["tfdml_serve_waiting_requests"]) == 0
 
 
 def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
@@ -228,15 +202,19 @@ def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
     bad = [
         (path, b"no json", 400, "is not JSON"),
         (path, b"[" * 10_000, 400, "is not JSON"),
+        (path, {"instances": [image] * 41}, 400, "41 instances; at most 40"),
         (path, {"instances": [image, b64(b"")]}, 400, "image_bytes[1] of 2: no bytes"),
         (path, {"instances": [b64(bomb())]}, 400, "30000 x 30000 pixels, more than the limit"),
         (path, {"inputs": {"embedding": [[1, 2]], "k": 1}, "signature_name": "search_embedding"}, 400, "its shape is"),
         (path, b" " * 2**20, 413, "larger than the limit of 0.5 MB"),
         (path, b" " * 2**23, 413, "larger than the limit of 0.5 MB"),
-        (path, None, 405, "Method Not Allowed"),
-        ("/v1/models/other:predict", {"instances": [image]}, 404, "Not Found"),
+        (path, None, 400, "Malformed request: GET /v1/models/shop:predict"),
+        ("/v1/models/other:predict", {"instances": [image]}, 404, "Servable not found"),
         ("/v1/models/shop/versions/7:predict", {"instances": [image]}, 404, "versions/7"),
+        ("/v1/models/other", None, 404, "Servable not found"),
         ("/v1/models/shop/versions/7", None, 404, "versions/7"),
+        (f"/v1/models/shop/versions/{'9' * 5000}", None, 404, "versions/9"),
+        ("/elsewhere", None, 404, "Malformed request"),
     ]
     good, stop = [], threading.Event()
 
@@ -255,6 +233,26 @@ def test_bad_requests_are_one_clear_sentence_and_fail_no_other(server):
     thread.join()
     assert good
     assert all(good)
+
+
+def test_overload_is_refused_early_and_what_was_taken_is_answered(server):
+    body = json.dumps({"instances": [b64(IMAGES[0])]}).encode()
+    opened = [server.begin(body) for _ in range(MOST_WAITING)]
+
+    def refused():
+        status, headers, text = server.ask("/v1/models/shop:predict", body)
+        if status == 503:
+            assert headers["Retry-After"] == "1"
+            assert json.loads(text)["error"] == f"{MOST_WAITING} requests wait already: try again"
+        return status == 503
+
+    server.wait_for(refused, 10)
+    assert server.ask("/healthz")[0] == 200
+    assert [server.finish(each, body).partition(b"\r\n")[0] for each in opened] == [b"HTTP/1.1 200 OK"] * MOST_WAITING
+    assert server.predict(instances=[b64(IMAGES[0])])[0] == 200
+    server.begin(body).close()
+    server.wait_for(lambda: b"tfdml_serve_waiting_requests 0.0" in server.ask("/monitoring/prometheus/metrics")[2])
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_only_this_machine_can_connect(server):
@@ -276,12 +274,12 @@ def test_sigterm_answers_what_was_begun_and_ends_all_processes(server):
     body = json.dumps({"instances": [b64(IMAGES[0])]}).encode()
     processes = psutil.Process(server.process.pid).children(recursive=True)
     opened = server.begin(body)
-    time.sleep(1)
+    server.wait_for(lambda: b"tfdml_serve_waiting_requests 1.0" in server.ask("/monitoring/prometheus/metrics")[2])
     server.process.send_signal(signal.SIGTERM)
     until = time.monotonic() + 20
     while time.monotonic() < until:  # new requests are refused, soon
         try:
-            server.ask("/v1/models/shop")
+            server.ask("/healthz")
         except OSError:
             break
     answer = server.finish(opened, body)

@@ -40,8 +40,8 @@ def test_arrays_alone_make_a_data_set():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"images": PIXELS / 255.0}, r"uint8 pixels of 0 to 255, not float64; convert them"),
-        ({"images": PIXELS.astype("float32")}, "not float32; convert them"),
+        ({"images": PIXELS / 255.0}, r"uint8 pixels of 0 to 255, not float64; convert them: \(255 \* images\)"),
+        ({"images": PIXELS.astype("float32")}, r"not float32; convert them: images.round\(\).astype\('uint8'\)"),
         ({"images": PIXELS[..., 0]}, r"\(N, H, W, 3\), not of shape \(4, 8, 8\)"),
         ({"images": PIXELS[:3]}, r"3 images but labels of shape \(4,\)"),
         ({"images": PIXELS[:0], "labels": []}, "no image"),

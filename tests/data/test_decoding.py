@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded, png
+from tests.processes import run_python
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, TrainTransform
 from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import FORMATS, decode_image, format_of, is_format
@@ -128,12 +129,53 @@ def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
     assert rows == [1]
 
 
-def test_transparency_is_blended_exactly():
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (90, 70, 4), np.uint8)
+@pytest.mark.parametrize("size", [(1, 1), (90, 3), (3, 90), (1024, 1030)])
+def test_transparency_is_blended_exactly_in_blocks(size):
+    rng = np.random.default_rng(size[0])
+    pixels = rng.integers(0, 256, (size[1], size[0], 4), np.uint8)
     color, alpha = pixels[..., :3].astype(np.float64), pixels[..., 3:].astype(np.float64)
     expected = np.floor((color * alpha + 255 * (255 - alpha)) / 255 + 0.5)
     np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(pixels), "PNG")), expected)
+
+
+# Prints by how many bytes the process grows at most while images of 33.6 million pixels are decoded.
+_PEAK = """
+import resource, struct, sys, zlib
+import tensorflow as tf
+from tfdml.data import EvaluationTransform
+from tfdml.data.decoding import _LARGE, decode_image
+from tfdml.export.saved_model import RequestPreprocessor
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+def png(side):  # row by row, so that making it takes no memory
+    row, stream = b"\\0" + bytes([10, 20, 30, 127]) * side, zlib.compressobj(1)
+    data = b"".join([stream.compress(row) for _ in range(side)]) + stream.flush()
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0))
+    return b"\\x89PNG\\r\\n\\x1a\\n" + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+view = EvaluationTransform(32, 28, "pad")
+def peak():
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def pipeline(images):
+    make = lambda data: view(decode_image(data))
+    return list(tf.data.Dataset.from_tensor_slices(images).map(make, num_parallel_calls=4))
+def exported(images):
+    return RequestPreprocessor(view).all_or_error(tf.constant(images), "image_bytes")
+way = {"pipeline": pipeline, "exported": tf.function(exported, autograph=False)}[sys.argv[1]]
+large = png(int(_LARGE**0.5) + 8)
+way([png(300)] * 4)
+before = peak()
+way([large] * 4)
+print((peak() - before) / (_LARGE**0.5 + 8) ** 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["pipeline", "exported"])
+def test_large_transparent_images_take_ten_bytes_a_pixel_one_at_a_time(way):
+    # One that is resized, of three bytes, may still be there.
+    assert 4 < float(run_python("-c", _PEAK, way).stdout) < 15
 
 
 FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("JPEG", "PNG", "WebP", "GIF", "TIFF")}

@@ -1,7 +1,9 @@
-"""Images are turned upright by their EXIF, as by Pillow."""
+"""Images are turned upright as by Pillow, wherever a file states its orientation."""
 
 import io
+import itertools
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import tensorflow as tf
 from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded
-from tfdml.data import EvaluationTransform
+from tfdml.data import EncodedImages, EvaluationTransform
 from tfdml.data.decoding import decode_image
 from tfdml.export.saved_model import RequestPreprocessor
 
@@ -26,29 +28,131 @@ def exported(batch):
     return RequestPreprocessor(VIEW).all_or_error(batch, "image_bytes")
 
 
-def tiff(orientation, order="<", tag=0x0112):
-    """An EXIF block."""
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
+def tiff(orientation, order="<", kind=3, tag=0x0112, before=0):
+    """An EXIF block; `before` pads it in front of its directory."""
+    value = struct.pack(order + ("HH" if kind == 3 else "I"), *([orientation, 0] if kind == 3 else [orientation]))
+    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8 + before) + bytes(before)
     maker = struct.pack(order + "HHI4s", 0x010F, 2, 4, b"abc\0")
-    entry = struct.pack(order + "HHIHH", tag, 3, 1, orientation, 0)
+    entry = struct.pack(order + "HHI", tag, kind, 1) + value
     return head + struct.pack(order + "H", 2) + maker + entry + bytes(4)
 
 
-def inserted(data, at, part):
-    return data[:at] + part + data[at:]
+def xmp(orientation, element=False):
+    """An XMP packet that states an orientation."""
+    stated = f">{orientation}</tiff:Orientation>" if element else f'="{orientation}"'
+    start = "<tiff:Orientation" if element else "<rdf:Description tiff:Orientation"
+    return f"<x:xmpmeta tiff:Orientation = ''>{start}{stated}</x:xmpmeta>".encode()
 
 
-def files(block):
-    """Images that state an orientation, by the place."""
-    jpeg, comment = encoded(IMAGE, "JPEG", quality=95), b"\xff\xfe\x4e\x22" + b"x" * 20_000
-    segment = b"\xff\xe1" + struct.pack(">H", 8 + len(block)) + b"Exif\0\0" + block
-    return {
-        "JPEG": inserted(jpeg, 20, segment),
-        "JPEG, behind a comment": inserted(jpeg, 20, comment + segment),
-        "PNG": encoded(IMAGE, "PNG", exif=block),
-        "WebP": encoded(IMAGE, "WEBP", lossless=True, exif=block),
-        "WebP, with a name": encoded(IMAGE, "WEBP", lossless=True, exif=b"Exif\0\0" + block),
+def segment(marker, data):
+    """A segment of a JPEG."""
+    return bytes([0xFF, marker]) + struct.pack(">H", 2 + len(data)) + data
+
+
+def chunk(kind, data):
+    """A chunk of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def exif_segment(data):
+    """The segment of a JPEG that holds a TIFF block."""
+    return segment(0xE1, b"Exif\0\0" + data)
+
+
+def xmp_segment(data):
+    """The segment of a JPEG that holds a packet."""
+    return segment(0xE1, b"http://ns.adobe.com/xap/1.0/\0" + data)
+
+
+PNG_PROFILE = chunk(b"iCCP", b"p\0\0" + zlib.compress(np.random.default_rng(1).bytes(70_000), 0))
+PNG = encoded(IMAGE, "PNG")
+JPEG = encoded(IMAGE, "JPEG", quality=95)
+_FRAME, _SCAN = JPEG.index(b"\xff\xc0"), JPEG.index(b"\xff\xda")
+PROFILE = segment(0xE2, b"ICC_PROFILE\0\1\2" + bytes(60_000)) + segment(
+    0xE2, b"ICC_PROFILE\0\2\2" + b"\xff\xda" * 20_000
+)
+PHOTOSHOP = segment(0xED, b"Photoshop 3.0\0" + b"\xff\xe1\0\x08Exif\0\0" * 4_000) * 3
+
+
+def jpegs(orientation, other, **block):
+    """JPEGs that state an orientation, by the place; some state another one where it does not count."""
+    here, there = exif_segment(tiff(orientation, **block)), xmp_segment(xmp(orientation))
+    none = exif_segment(tiff(7, tag=0x0113))
+    long = tiff(orientation, before=65_600, **block)
+    inserted = {
+        "before JFIF": (2, here),
+        "behind JFIF": (20, here),
+        "behind a comment": (20, segment(0xFE, b"x" * 20_000) + here),
+        "behind a profile": (20, PROFILE + here),
+        "behind Photoshop's": (20, PHOTOSHOP + here),
+        "behind the tables": (_FRAME, here),
+        "before the scan": (_SCAN, here),
+        "behind filling": (20, b"\xff\xff\xff" + here),
+        "in two segments": (20, exif_segment(long[:60_000]) + exif_segment(long[60_000:])),
+        "written twice": (20, exif_segment(b"Exif\0\0" + tiff(orientation, **block))),
+        "XMP": (20, there),
+        "XMP as an element": (20, xmp_segment(xmp(orientation, element=True))),
+        "XMP before the scan": (_SCAN, PROFILE + there),
+        "XMP next to EXIF without one": (20, there + none),
+        "EXIF next to XMP": (20, xmp_segment(xmp(other)) + here),
+        "the last XMP": (20, xmp_segment(xmp(other)) + there),
+        "EXIF of no meaning": (20, exif_segment(tiff(9, **block)) + there),
     }
+    return {name: JPEG[:at] + data + JPEG[at:] for name, (at, data) in inserted.items()}
+
+
+def as_text(data):
+    """An EXIF block as ImageMagick writes it into a PNG."""
+    data = b"Exif\0\0" + data
+    lines = [data.hex()[i : i + 72] for i in range(0, 2 * len(data), 72)]
+    return f"\nexif\n{len(data):8}\n{chr(10).join(lines)}\n".encode()
+
+
+def texts(keyword, text):
+    """Chunks of a PNG that hold a text, by their kind."""
+    yield "tEXt", chunk(b"tEXt", keyword + b"\0" + text)
+    yield "zTXt", chunk(b"zTXt", keyword + b"\0\0" + zlib.compress(text))
+    yield "iTXt", chunk(b"iTXt", keyword + b"\0\0\0en\0\0" + text)
+    yield "compressed iTXt", chunk(b"iTXt", keyword + b"\0\1\0\0x\0" + zlib.compress(text))
+
+
+def pngs(orientation, other, **block):
+    """PNGs that state an orientation, by the place."""
+    here = chunk(b"eXIf", tiff(orientation, **block))
+    start, end = PNG.index(b"IDAT") - 4, PNG.index(b"IEND") - 4
+    inserted = {
+        "before the data": (start, here),
+        "behind a profile": (start, PNG_PROFILE + here),
+        "behind the data": (end, here),
+        "XMP next to EXIF without one": (
+            end,
+            chunk(b"eXIf", tiff(7, tag=0x0113)) + next(texts(b"XML:com.adobe.xmp", xmp(orientation)))[1],
+        ),
+        "EXIF next to XMP and text": (
+            start,
+            b"".join(part for name, part in texts(b"XML:com.adobe.xmp", xmp(other)))
+            + b"".join(part for name, part in texts(b"Raw profile type exif", as_text(tiff(other))))
+            + here,
+        ),
+    }
+    for name, part in texts(b"Raw profile type exif", as_text(tiff(orientation, **block))):
+        inserted[f"EXIF in {name}"] = (start, part)
+        inserted[f"EXIF in {name} behind the data"] = (end, part)
+    for name, part in texts(b"XML:com.adobe.xmp", xmp(orientation, element=True)):
+        inserted[f"XMP in {name}"] = (start, PNG_PROFILE + part)
+    return {name: PNG[:at] + part + PNG[at:] for name, (at, part) in inserted.items()}
+
+
+def webps(orientation, other, **block):
+    """WebPs that state an orientation, by the place."""
+    options = {
+        "EXIF": {"exif": b"Exif\0\0" + tiff(orientation, **block)},
+        "EXIF without its name": {"exif": tiff(orientation, **block)},
+        "XMP": {"xmp": xmp(orientation)},
+        "EXIF next to XMP": {"exif": tiff(orientation, **block), "xmp": xmp(other), "icc_profile": bytes(70_001)},
+        "XMP next to EXIF without one": {"exif": tiff(7, tag=0x0113), "xmp": xmp(orientation)},
+    }
+    return {name: encoded(IMAGE, "WEBP", lossless=True, **values) for name, values in options.items()}
 
 
 def as_seen(data):
@@ -56,19 +160,48 @@ def as_seen(data):
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
 
 
-@pytest.mark.parametrize("order", "<>")
-@pytest.mark.parametrize("orientation", range(10))
-def test_every_place_and_orientation(orientation, order):
-    images = files(tiff(orientation, order))
-    views = exported(tf.constant(list(images.values())))
-    for view, (name, data) in zip(views, images.items(), strict=True):
-        seen = as_seen(data)
-        assert (seen.shape[0] > seen.shape[1]) == (orientation in (5, 6, 7, 8)), name
-        np.testing.assert_array_equal(decode(data), seen, name)
-        np.testing.assert_array_equal(view, VIEW(tf.constant(seen)), name)
+@pytest.mark.parametrize("files", [jpegs, pngs, webps])
+def test_every_place_and_orientation(files):
+    blocks = itertools.cycle(itertools.product("<>", (3, 4)))
+    for orientation, (order, kind) in zip(range(1, 9), blocks, strict=False):
+        made = files(orientation, orientation % 8 + 1, order=order, kind=kind)
+        views = exported(tf.constant(list(made.values())))
+        for view, (name, data) in zip(views, made.items(), strict=True):
+            seen, where = as_seen(data), f"{name}, orientation {orientation}, order {order}, type {kind}"
+            turned = orientation >= 5 and name != "EXIF of no meaning"
+            assert (seen.shape[0] > seen.shape[1]) == turned, where
+            np.testing.assert_array_equal(decode(data), seen, where)
+            np.testing.assert_array_equal(view, VIEW(tf.constant(seen)), where)
+            assert EncodedImages((data,), ("x",)).size(0) == seen.shape[:2], where
 
 
-@pytest.mark.parametrize("block", [b"", tiff(6)[:20], b"XX*\0" + tiff(6)[4:], tiff(6, tag=0x0113)])
-def test_blocks_without_an_orientation_count_as_upright(block):
-    for name, data in files(block).items():
-        assert decode(data).shape == PIXELS.shape, name
+DAMAGED = {
+    "EXIF cut off": JPEG[:20] + exif_segment(tiff(6))[:20],
+    "a segment that ends behind the file": JPEG[:20] + b"\xff\xe1\xff\xffExif\0\0" + JPEG[20:],
+    "no TIFF": JPEG[:20] + exif_segment(b"XX*\0" + tiff(6)[4:]) + JPEG[20:],
+    "a directory elsewhere": JPEG[:20] + exif_segment(tiff(6).replace(b"\x08\0\0\0", b"\xff\xff\xff\xff")) + JPEG[20:],
+    "more entries than there are": JPEG[:20]
+    + exif_segment(tiff(6)[:8] + b"\xff\xff" + tiff(5, tag=1)[10:])
+    + JPEG[20:],
+}
+DAMAGED |= {
+    name: PNG[:33] + part + PNG[33:]
+    for name, part in {
+        "zTXt that is not compressed": chunk(b"zTXt", b"Raw profile type exif\0\0" + as_text(tiff(6))),
+        "zTXt cut off": chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(as_text(tiff(6)))[:20]),
+        "text without digits": chunk(b"tEXt", b"Raw profile type exif\0\nexif\n 6\n" + b"~!\xff\0" * 9),
+        "text of one line": chunk(b"tEXt", b"Raw profile type exif\0" + tiff(6).hex().encode()),
+        "iTXt without its zeros": chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0" + b"x"),
+        "an empty text": chunk(b"iTXt", b"XML:com.adobe.xmp\0"),
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_orientations_count_as_upright(name):
+    data = DAMAGED[name]
+    if name in ("EXIF cut off", "a segment that ends behind the file"):  # so is the image
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            decode(data)
+    else:
+        assert decode(data).shape == PIXELS.shape

@@ -11,6 +11,7 @@ from PIL import Image
 from tests.data.preparations import assert_same, encoded, shuffled
 from tests.fork_server import fork_server
 from tests.marks import first_quick
+from tfdml.data import pipeline
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import (
@@ -20,6 +21,7 @@ from tfdml.data.pipeline import (
     evaluation_batches,
     memory_to_spare,
     training_batches,
+    two_view_batches,
 )
 from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -218,14 +220,38 @@ MIXED = EncodedImages(tuple(jpeg_of((40 + i % 3, 60)) for i in range(9)), ("",) 
     ("kind", "mode"),
     first_quick([("random_crop", "shorter"), ("random_crop", "pad"), ("random_resized_crop", "squash")]),
 )
-def test_the_estimate_is_what_the_cache_takes(kind, mode):
+def test_the_estimate_is_what_the_cache_takes(kind, mode, monkeypatch):
     data, transform = dataset_of_one_class(MIXED), TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)
+    said = []
+    monkeypatch.setattr(pipeline.logging, "info", lambda message, *values: said.append(message % values))
     source = decoded_source(data, transform, limit_mb=10)
-    taken = sum(len(source.columns(np.array([i]))[0][0]) for i in range(9))
+    taken = sum(
+        np.asarray(source.columns(np.array([i]))[0][0]).nbytes
+        if source.size
+        else len(source.columns(np.array([i]))[0][0])
+        for i in range(9)
+    )
     assert decoded_bytes(data, transform) == pytest.approx(taken, abs=9)
+    assert any("caching 9 decoded images of made: about 0 MB" in line for line in said)
 
 
 def test_half_of_the_free_memory_is_the_most(monkeypatch):
     monkeypatch.setattr("tfdml.data.pipeline.free_memory", lambda: 4.0 * 2**20)
     assert memory_to_spare(100) == 2 * 2**20
     assert memory_to_spare(1) == 2**20
+
+
+@pytest.mark.slow
+def test_two_views_of_each_image_are_cut_as_the_seed_says():
+    whole = dataset_of(ArrayImages(np.stack(pictures([(20, 20)] * 7)))).without_labels()
+    twice = whole.take(np.repeat(np.arange(7), 2))
+    transform = TrainTransform("random_resized_crop", resize=20, image_size=16)
+    batches = [[part.numpy() for part in batch] for batch in two_view_batches(twice, transform, batch_size=4)]
+    assert [len(images) for images, _ in batches] == [4, 4, 4, 2]
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    assert labels.tolist() == np.repeat(np.arange(7), 2).tolist()
+    assert not any(np.array_equal(first, second) for first, second in zip(images[::2], images[1::2], strict=True))
+    again = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14)])
+    np.testing.assert_array_equal(again, images)
+    other = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14, seed=1)])
+    assert not np.array_equal(other, images)

@@ -1,13 +1,16 @@
 """Batches are pure functions of (seed, step), and distinct and complete where they promise it."""
 
 import itertools
+import math
+from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tfdml.data import ImageDataset, PairList
+from tfdml.data import ImageDataset, PairList, TrainTransform
+from tfdml.data.pipeline import training_batches
 from tfdml.data.sampling import (
     ArrayBatches,
     ClassBalancedSampler,
@@ -115,34 +118,79 @@ def data_of(classes_per_kind, images=3, seed=0):
     return np.repeat(labels, images)[order], np.repeat(kinds, images)[order]
 
 
-@given(st.lists(st.integers(1, 9), min_size=2, max_size=8), st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=8).filter(lambda classes_per_kind: classes_per_kind != [1]),
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.sampled_from(["proportional", "uniform"]),
+    st.integers(0, 10**6),
+)
 @settings(max_examples=80, deadline=None)
-def test_hierarchical_batches(classes_per_kind, group, rows, step):
+def test_batches(classes_per_kind, group, rows, images_per_class, weights, step):
     labels, kinds = data_of(classes_per_kind)
-    enough = sum(count >= group for count in classes_per_kind)
-    arguments = (labels, kinds, group * rows, 2, rows)
+    kind_of = dict(zip(labels.tolist(), kinds.tolist(), strict=True))
+    pool = sum(count for count in classes_per_kind if count < group)
+    is_short = {k for k, count in Counter(kind_of.values()).items() if count < group}
+    enough = sum(count >= group for count in classes_per_kind) + (pool >= group)
+    arguments = (labels, kinds, group * rows, images_per_class, rows)
     if enough < rows:
         with pytest.raises(UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"):
-            HierarchicalSampler(*arguments)
+            HierarchicalSampler(*arguments, weights=weights)
         return
-    sampler = HierarchicalSampler(*arguments, seed=5)
+    sampler = HierarchicalSampler(*arguments, seed=5, weights=weights)
     batch = sampler.batch(step)
-    assert batch.shape == (sampler.batch_size,) == (group * rows * 2,)
-    groups = labels[batch].reshape(rows, group, 2)
+    assert batch.dtype == np.int64
+    assert batch.shape == (sampler.batch_size,) == (group * rows * images_per_class,)
+    groups = labels[batch].reshape(rows, group, images_per_class)
     assert (groups == groups[..., :1]).all(), "rows are grouped by class"
     assert len(set(groups.reshape(-1).tolist())) == group * rows, "classes are distinct"
-    of = kinds[batch].reshape(rows, -1)
-    assert (of == of[:, :1]).all(), "each part of a batch is of one super-class"
-    assert len(set(of[:, 0].tolist())) == rows, "super-classes are distinct"
+    # Merged super-classes count as one.
+    of = [{"rest" if kind_of[c] in is_short else kind_of[c] for c in row[:, 0].tolist()} for row in groups]
+    assert all(len(kind) == 1 for kind in of), "each part of a batch is of one super-class"
+    assert len(set().union(*of)) == rows, "super-classes are distinct"
+    np.testing.assert_array_equal(HierarchicalSampler(*arguments, seed=5, weights=weights).batch(step), batch)
 
 
-def test_super_classes_come_in_proportion_and_those_too_small_are_counted(caplog):
-    labels, kinds = data_of([7, 4, 9, 1], images=1)
+@pytest.mark.parametrize("classes_per_kind", [[7, 4], [7, 4, 9, 5], [5, 6, 10]])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_in_proportion_the_sizes_of_super_classes_need_not_fit(classes_per_kind, rows):
+    labels, kinds = data_of(classes_per_kind, images=1)
+    sampler = HierarchicalSampler(labels, kinds, 4 * rows, 1, rows, seed=1)
+    drawn = Counter(kinds[np.concatenate([sampler.batch(step) for step in range(2000)])].tolist())
+    share = np.array([drawn[kind] for kind in sorted(drawn)]) / drawn.total()
+    # No super-class is in a batch twice.
+    largest = 1 / rows
+    expected = np.array(classes_per_kind) / sum(classes_per_kind)
+    if expected.max() > largest:
+        rest = np.where(expected == expected.max(), 0, expected)
+        expected = np.where(rest > 0, (1 - largest) * rest / rest.sum(), largest)
+    np.testing.assert_allclose(share, expected, atol=0.02)
+
+
+def test_a_dominant_super_class_is_in_every_batch_and_no_more():
+    labels, kinds = data_of([30, 2, 4])
+    sampler = HierarchicalSampler(labels, kinds, 4, 1, 2, seed=0)
+    dominant = np.unique(labels[kinds == -4])
+    seen = Counter()
+    for step in range(600):
+        classes = labels[sampler.batch(step)].tolist()
+        assert len(set(classes) & set(dominant.tolist())) == 2
+        seen.update(set(classes) & set(dominant.tolist()))
+    times = np.array([seen[c] for c in dominant.tolist()])
+    assert times.sum() == 1200
+    assert times.max() - times.min() <= 1, "its classes take turns over the passes"
+
+
+def test_short_super_classes_are_merged_or_counted(caplog):
+    labels, kinds = data_of([6, 6, 2, 1])
     with caplog.at_level("WARNING", logger="absl"):
-        sampler = HierarchicalSampler(labels, kinds, 2, 1, seed=1)
-    assert "1 of 4 super-classes are never sampled" in caplog.text
-    drawn = kinds[np.concatenate([sampler.batch(step) for step in range(2000)])]
-    np.testing.assert_allclose(np.unique(drawn, return_counts=True)[1] / len(drawn), [0.35, 0.2, 0.45], atol=0.03)
+        merged = HierarchicalSampler(labels, kinds, 3, 1)
+    assert caplog.text == ""
+    assert {int(c) for step in range(100) for c in labels[merged.batch(step)]} == set(labels.tolist())
+    with caplog.at_level("WARNING", logger="absl"):
+        HierarchicalSampler(labels, kinds, 4, 1)
+    assert "3 of 15 classes are never sampled" in caplog.text, "merged, they are still too few"
 
 
 def test_short_classes_are_dropped_before_super_classes_are_counted():
@@ -155,19 +203,65 @@ def test_short_classes_are_dropped_before_super_classes_are_counted():
         HierarchicalSampler(labels, kinds, 2, 5, short_classes="drop")
 
 
-@given(st.lists(st.integers(1, 12), min_size=2, max_size=60), st.data(), st.integers(0, 10**6))
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=6), st.integers(2, 4))
+@settings(max_examples=60, deadline=None)
+def test_a_pass_is_as_long_as_it_can_be(classes_per_kind, rows):
+    """In steps_per_pass batches, no schedule with distinct super-classes can do more."""
+    assume(len(classes_per_kind) >= rows)
+    labels, kinds = data_of(classes_per_kind, images=1)
+    sampler = HierarchicalSampler(labels, kinds, rows, 1, rows)
+    longest = max(
+        length
+        for length in range(sum(classes_per_kind) // rows + 1)
+        if sum(min(count, length) for count in classes_per_kind) >= rows * length
+    )
+    seen = [c for step in range(longest) for c in labels[sampler.batch(step)].tolist()]
+    assert len(seen) == len(set(seen)) == rows * longest
+
+
+def fewest_batches(counts, batch_size):
+    """The batches that every order is sure to fill: each uses up what it holds before its last class, and that."""
+    counts = sorted((min(count, batch_size) for count in counts), reverse=True)
+    before_last = max(size for size in range(0, batch_size, math.gcd(*counts)))
+    batches, used = 0, 0
+    while used + batch_size <= sum(counts):
+        used += before_last + counts[batches]
+        batches += 1
+    return batches
+
+
+counts_and_size = st.lists(st.integers(1, 12), min_size=2, max_size=60).flatmap(
+    lambda counts: st.tuples(st.just(counts), st.integers(1, sum(counts)))
+)
+
+
+@given(counts_and_size, st.integers(0, 10**6), st.integers(0, 2**40))
 @settings(max_examples=80, deadline=None)
-def test_batches_of_whole_classes(counts, data, step):
-    batch_size = data.draw(st.integers(1, sum(counts)))
+def test_a_pass(case, number, seed):
+    counts, batch_size = case
     labels = labels_of(counts)
-    sampler = WholeClassSampler(labels, batch_size, 3)
-    assert sampler.steps_per_epoch == sum(counts) // batch_size
-    batch = sampler.batch(step)
-    assert len(batch) == len(set(batch.tolist())) == batch_size
-    classes = list(dict.fromkeys(labels[batch].tolist()))
-    numbers = [int((labels[batch] == c).sum()) for c in classes]
-    assert (labels[batch] == np.repeat(classes, numbers)).all(), "grouped"
-    assert all(number == (labels == c).sum() for c, number in zip(classes[:-1], numbers, strict=False)), "whole"
+    sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
+    sampler = WholeClassSampler(labels, batch_size, seed)
+    steps = sampler.steps_per_epoch
+    assert steps == fewest_batches(counts, batch_size)
+    batches = [sampler.batch(number * steps + i) for i in range(steps)]
+    seen = set()
+    for batch in batches:
+        assert batch.dtype == np.int64
+        assert batch.shape == (batch_size,)
+        classes, first = np.unique(labels[batch], return_index=True)
+        classes = classes[np.argsort(first)]
+        assert (labels[batch] == np.repeat(classes, [(labels[batch] == c).sum() for c in classes])).all(), "grouped"
+        assert all((labels[batch] == c).sum() == sizes[c] for c in classes[:-1]), "whole, save the last"
+        assert not seen & set(classes), "no class comes twice"
+        seen |= set(classes)
+    drawn = np.concatenate(batches)
+    assert len(set(drawn.tolist())) == len(drawn) == steps * batch_size
+    clipped = np.minimum(counts, batch_size)
+    assert clipped.sum() - len(drawn) < batch_size + steps * (clipped.max() - 1)
+    # Any step, in any order, in a new sampler.
+    for i in reversed(range(steps)):
+        np.testing.assert_array_equal(WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i])
 
 
 def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
@@ -175,6 +269,7 @@ def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
     with caplog.at_level("WARNING", logger="absl"):
         sampler = WholeClassSampler(labels, 10)
     assert "1 of 3 classes have `batch_size=10` images or more" in caplog.text
+    assert sampler.steps_per_epoch == 1
     seen = {int(i) for step in range(300) for i in sampler.batch(step)}
     assert seen == set(range(56))
 
@@ -188,9 +283,9 @@ KINDS = np.repeat([0, 1, 2], 15)
     [
         (lambda: ClassBalancedSampler(LABELS, 16, 2), "`classes_per_batch=16`, but the data has 15 classes"),
         (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "`classes_per_batch=4` is no multiple of `super_cla"),
-        (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), "lies in more than one super-class"),
+        (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
         (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
-        (lambda: PairSampler(np.zeros((25, 2), int), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
+        (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
         (lambda: Share(ShuffleSampler(100, 10), 0, 3), "10 images cannot be shared out evenly over 3 workers"),
         (lambda: check_divides(10, 4, "replicas"), r"4 replicas: make `batch_size` "),
         (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2 of 2: workers are numbered from 0 to 1"),
@@ -253,12 +348,13 @@ def test_array_batches_are_those_of_the_sampler():
         ArrayBatches(x, y[1:], sampler)
 
 
-def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors():
+@pytest.mark.parametrize("short_classes", ["repeat", "drop"])
+def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(short_classes):
     counts = [3, 1, 2, 4, 2, 5, 2, 3]
     labels = labels_of(counts)
     ids = np.unique(labels)
-    kept = [c for c, count in enumerate(counts) if count >= 2]
-    sampler = NeighborSampler(labels, 5, 2, seed=3, short_classes="drop", anchor_classes=2)
+    kept = [c for c, count in enumerate(counts) if count >= 2 or short_classes == "repeat"]
+    sampler = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
     before = [sampler.batch(step).tolist() for step in range(12)]
     table = np.array([[1, 2, -1], [0, 2, 3], [3, 1, 0], [2, 1, 5], [5, 6, 7], [4, 6, 7], [7, 4, 5], [6, 5, 1]])
     sampler.update(table, first_step=4)
@@ -281,7 +377,7 @@ def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors():
     for first in range(0, 12 - passes + 1, passes):
         assert len(set(itertools.chain(*anchors[first : first + passes]))) == 2 * passes
     # The table alone decides: another sampler that is given it, as where a run is resumed, makes the same batches.
-    resumed = NeighborSampler(labels, 5, 2, seed=3, short_classes="drop", anchor_classes=2)
+    resumed = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
     resumed.update(table, first_step=4)
     assert all((resumed.batch(step) == sampler.batch(step)).all() for step in range(4, 12))
 
@@ -318,10 +414,13 @@ def test_samplers_take_and_refuse_labels_as_losses_do(make):
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\], but"),
-        ([[0, 4.7], [0, 1]], r"pairs must be integers .* not float64"),
-        ([[0, 1, 2, 3]], r"pairs must be integers \(G, 2\) or \(G, 3\), .* not int64 of shape"),
-        (np.zeros((0, 2), int), "up to 0, as there are 0 pairs"),
+        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\]: give whole numbers from 0 on"),
+        ([[0, 4.7], [0, 1]], r"pairs: row 0 is \[0.0, 4.7\]"),
+        ([[0, np.nan], [0, 1]], r"pairs: row 0 is \[0.0, nan\]"),
+        ([[0, 1, 2, 3]], r"pairs must be \(G, 2\) pairs or \(G, 3\) triplets of rows of images, not int64 of shape"),
+        ([[0, 1], [2]], r"pairs must be \(G, 2\) pairs or"),
+        ([["a", "b"]], "pairs must be .* not <U1"),
+        (np.zeros((0, 2)), "up to 0, as there are 0 pairs"),
     ],
 )
 def test_given_pairs_that_are_no_rows_are_refused(pairs, message):
@@ -334,7 +433,14 @@ def test_given_pairs_that_are_no_rows_are_refused(pairs, message):
 
 def test_given_pairs_beyond_the_images_are_refused():
     x, y = np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 1])
-    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\], but the images have the rows 0 to 2"):
+    sampler = PairSampler([[0, 1], [2, 3]], batch_size=2)
+    beyond = "the sampler may draw image 3, but there are 3: make it for the same images"
+    for whole in (sampler, Share(sampler, 1, 2)):
+        with pytest.raises(UserError, match=beyond):
+            ArrayBatches(x, y, whole)
+        with pytest.raises(UserError, match=beyond):
+            training_batches(ImageDataset(images=x, labels=y), whole, TrainTransform("none", 4, 4))
+    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\]: give whole numbers from 0 to 2"):
         ImageDataset(images=x, labels=y, pairs=PairList([[0, 1], [2, 3]], [1, 0]))
     for similarities in (None, [1], [1, np.nan]):
         with pytest.raises(UserError, match="similar"):

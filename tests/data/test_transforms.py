@@ -10,6 +10,7 @@ from PIL import Image
 from tfdml.data.transforms import (
     EvaluationTransform,
     TrainTransform,
+    resize,
 )
 from tfdml.errors import UserError
 
@@ -91,8 +92,7 @@ def test_draws_are_a_pure_function_of_seed_step_and_position():
 def test_random_crops_reach_every_place_evenly():
     transform = TrainTransform("random_crop", resize=60, image_size=57, flip=False)
     draws = transform.draw(0, 0, 2000)
-    crop = tf.function(lambda row: transform(tf.constant(places()), row)[0, 0], autograph=False)
-    crops = np.array([crop(row) for row in draws])
+    crops = transform.batch(tf.repeat(places()[None], 2000, axis=0), draws)[:, 0, 0].numpy()
     rows = np.bincount(crops[:, 0], minlength=4)
     columns = np.bincount(crops[:, 1], minlength=24)
     assert len(rows) == 4
@@ -155,6 +155,22 @@ def test_random_resized_crop_of_an_image_that_no_try_fits_is_central():
     assert result[0, -1] - result[0, 0] == pytest.approx(13, abs=1.5)
 
 
+@pytest.mark.parametrize("kind", ["random_crop", "none"])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("shape", [(None, None, None, 3), (9, 60, 80, 3)])
+def test_a_batch_at_once_is_bit_equal_with_one_by_one(kind, flip, shape):
+    transform = TrainTransform(kind, resize=40, image_size=31, flip=flip)
+    images = np.stack([picture(60, 80, seed) for seed in range(9)])
+    draws = transform.draw(0, 5, 9)
+    together = tf.function(
+        transform.batch,
+        input_signature=[tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((shape[0], 3), tf.float32)],
+        autograph=False,
+    )(images, draws)
+    alone = [transform(tf.constant(image), draw) for image, draw in zip(images, draws, strict=True)]
+    np.testing.assert_array_equal(together, alone)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -176,6 +192,22 @@ EDGES = st.integers(1, 90)
 def whole_resize(image, size):
     """TensorFlow's own resize, in its usual way."""
     return tf.cast(tf.image.resize(image, size, method="bilinear", antialias=True) + 0.5, tf.uint8).numpy()
+
+
+@tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32)], autograph=False)
+def resized(image, size):
+    return resize(image, tuple(tf.unstack(size)))
+
+
+@given(EDGES, EDGES, EDGES, EDGES)
+@example(9, 90, 90, 90)
+@example(375, 500, 256, 341)
+@example(700, 900, 120, 154)
+@example(9, 700, 256, 19911)
+@settings(max_examples=80, deadline=None)
+def test_resizing_has_the_bits_of_tensorflows(height, width, rows, columns):
+    image = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(resized(image, (rows, columns)), whole_resize(image, (rows, columns)))
 
 
 @pytest.mark.slow

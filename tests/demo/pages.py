@@ -7,8 +7,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfdml.data.decoding import decode_image
-from tfdml.demo.application import embedder_of
-from tfdml.demo.gallery import Gallery
+from tfdml.demo import Gallery, embedder_of
 from tfdml.embeddings.backends import SavedModelEmbedder
 
 EVIL = "<img src=x onerror=alert(1)>&\"'.png"

@@ -1,6 +1,5 @@
 """The web application: what it answers, and each request that it refuses, with one line."""
 
-import copy
 import dataclasses
 
 import numpy as np
@@ -13,7 +12,7 @@ from starlette.testclient import TestClient
 
 from tests.data.preparations import png
 from tests.demo.pages import COLORS, EVIL, embed, encoded, small_gallery
-from tfdml.demo.application import Demo, application
+from tfdml.demo import Demo, application
 from tfdml.evaluation import calibrate
 
 
@@ -21,8 +20,8 @@ from tfdml.evaluation import calibrate
 def demo(tmp_path_factory):
     gallery = small_gallery(tmp_path_factory.mktemp("colors"))
     codes = np.unique(gallery.classes, return_inverse=True)[1]
-    gallery.calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
-    return Demo(gallery, embed, "models/colors")
+    calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
+    return Demo(gallery, embed, "models/colors", calibration)
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +41,13 @@ def test_an_upload_finds_its_neighbors_with_class_distance_and_threshold(client,
     assert text.count("<li") == 6
     assert text.count('class="same"') == text.count("within the threshold</p>") == 4
     assert "Found: red, within the threshold" in text
-    assert f"{demo.gallery.calibration.threshold:.4g}" in text
+    assert f"{demo.calibration.threshold:.4g}" in text
     assert EVIL not in answer.text
     assert EVIL.replace("&", "&amp;").replace("<", "&lt;")[:4] in text
     far = results(client.post("/", content=encoded((255, 255, 255))))
     assert "Not in the gallery: all are beyond" in far
     assert 'class="same"' not in far
-    plain = copy.copy(demo.gallery)
-    plain.calibration = None
-    undecided = TestClient(application(Demo(plain, embed)), "http://localhost")
+    undecided = TestClient(application(Demo(demo.gallery, embed)), "http://localhost")
     assert "no calibrated threshold" in results(undecided.post("/", content=encoded((250, 0, 0))))
 
 
@@ -69,7 +66,7 @@ def test_words_find_images_and_no_threshold_of_images_judges_them(client, demo):
 
 
 def test_a_click_searches_by_an_image_without_itself(client, demo):
-    rows = demo.gallery.search(demo.gallery.embeddings[[4]], 3, np.array([4]))[0][0].tolist()
+    rows = [row for row, _ in demo.gallery.search(demo.gallery.embeddings[4], 3, 4)]
     assert 4 not in rows
     text = results(client.get("/?row=4&k=3&first=6"))
     assert [text.index(f'src="/image/{row}"') for row in rows] == sorted(
@@ -114,3 +111,28 @@ def test_a_failure_shows_no_trace(demo):
     assert answer.status_code == 500
     assert "inside" not in answer.text
     assert client.get("/").status_code == 200
+
+
+def test_pages_from_elsewhere_are_refused_and_nothing_of_elsewhere_is_loaded(client):
+    for site in ("cross-site", "same-site"):
+        assert client.post("/", content=encoded((1, 2, 3)), headers={"sec-fetch-site": site}).status_code == 403
+    for path in ("/", "/files/demo.js", "/files/demo.css", "/files/page.css", "/image/0", "/image/99"):
+        headers = client.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
+
+
+def test_another_host_needs_the_token(demo):
+    def client():
+        return TestClient(application(demo, "secret"), "http://10.1.2.3:8765")
+
+    for asked in (
+        {},
+        {"params": {"token": "secre"}},
+        {"params": {"token": "sécret"}},
+        {"cookies": {"tfdml_demo": "x"}},
+    ):
+        assert client().get("/image/0", **asked).status_code == 401
+    visitor = client()
+    assert visitor.get("/?token=secret", follow_redirects=False).headers["location"] == "/"
+    assert visitor.get("/image/0").status_code == 200

@@ -12,7 +12,7 @@ from playwright import sync_api
 from playwright.sync_api import expect
 
 from tests.demo.pages import EVIL, embed, encoded, small_gallery
-from tfdml.demo.application import Demo, application
+from tfdml.demo import Demo, application
 from tfdml.evaluation import calibrate
 from tfdml.io.http import address_of, listen, serving
 
@@ -25,8 +25,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 def test_upload_and_click(tmp_path):
     gallery, faults = small_gallery(tmp_path, each=30), []
     codes = np.unique(gallery.classes, return_inverse=True)[1]
-    gallery.calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
-    app = application(Demo(gallery, embed, "models/colors"))
+    calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
+    app = application(Demo(gallery, embed, "models/colors", calibration))
     with listen("127.0.0.1", 0) as opened, serving(app, opened), sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 360, "height": 740})

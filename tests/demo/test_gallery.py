@@ -9,8 +9,8 @@ pytest.importorskip("starlette")
 
 from tests.demo.pages import Colors, encoded, small_gallery
 from tests.embeddings.folders import write_folder
+from tfdml.demo import Gallery, open_gallery
 from tfdml.demo import gallery as module
-from tfdml.demo.gallery import Gallery, check_queries, open_gallery
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
@@ -23,12 +23,10 @@ def test_the_neighbors_are_those_of_exact_search(distance):
     points = rng.normal(3, 1, (50, 6)).astype("float32")
     gallery = Gallery("", list(map(str, range(50))), points, distance=distance)
     rows, far = nearest_neighbors(points, k=49, distance=distance)
-    own = np.array([5])
-    for k in (7, 900):
-        near, distances = gallery.search(points[own], k, own)
-        assert near[0].tolist() == rows[5, :k].tolist()
-        assert distances[0].tolist() == far[5, :k].tolist()
-    assert gallery.search(points[own], 900)[0].shape == (1, 50)
+    expected = list(zip(rows[5].tolist(), far[5].tolist(), strict=True))
+    assert gallery.search(points[5], 7, without=5) == expected[:7]
+    assert gallery.search(points[5], 900, without=5) == expected
+    assert len(gallery.search(points[5], 900)) == 50
 
 
 # What a file of somebody else may name as the path of an image.
@@ -84,10 +82,9 @@ def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
     images = ImageTable(("a.jpg",), [0], ["test"])
     write_folder(tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}})
-    gallery = open_gallery(str(tmp_path / "x"))
-    assert len(gallery) == 1
+    assert len(open_gallery(str(tmp_path / "x"), Colors())) == 1
     with pytest.raises(UserError, match="are of different models"):
-        check_queries(gallery, "sha256:2")
+        open_gallery(str(tmp_path / "x"), Colors("sha256:2"))
 
 
 @pytest.mark.slow
@@ -100,11 +97,11 @@ def test_a_database_is_read_whole_or_refused(tmp_path, monkeypatch):
         database.upsert(held.names, held.embeddings, columns, model=Colors().fingerprint())
     gallery = open_gallery(address, Colors(), str(tmp_path))
     with pytest.raises(UserError, match="are of different models"):
-        check_queries(gallery, "sha256:2")
+        open_gallery(address, Colors("sha256:2"), str(tmp_path))
     order = [gallery.names.index(name) for name in held.names]
     np.testing.assert_allclose(gallery.embeddings[order], held.embeddings)
     assert [gallery.classes[row] for row in order] == held.classes
     assert gallery.picture(0, 8)
     monkeypatch.setattr(module, "MOST_ROWS", 11)
-    with pytest.raises(UserError, match="1 to 11 rows"):
+    with pytest.raises(UserError, match="more than 11 rows"):
         open_gallery(address, Colors())

@@ -10,10 +10,11 @@ from tests.docs import examples, files, stand_ins
 SLOW = {
     "tfdml.backbones.cutting",
     "tfdml.backbones.hub",
+    "tfdml.backbones.lora",
     "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.cluster.bulk_embedding",
-    "tfdml.cluster",
+    "tfdml.cluster.ray_session",
     "tfdml.cluster.training",
     "tfdml.data.pipeline",
     "tfdml.data.policies",

@@ -22,6 +22,18 @@ PAGES = {
         "losses/shares/128/most",
         "evaluation/exact/`recall` at 1, 2, 4, 8/seconds",
         "first_result/steps/together/seconds",
+        "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
+    ],
+    "export/README.md": [
+        "serving/load",
+        "serving_soak/requests",
+        "serving_soak/wrong answers",
+        "serving_soak/failed requests",
+        "serving_soak/median, ms",
+        "serving_soak/99th percentile, ms",
+        "serving_soak/longest, ms",
+        "serving_soak/memory",
+        "serving_load/table",
     ],
     "docs/audit.md": [
         "audit/labels",
@@ -45,6 +57,10 @@ PAGES = {
         "first_result/installed/all/MB",
         "first_result/installed/tensorflow/MB",
     ],
+    "docs/large_batches.md": [
+        "classes/steps",
+        "sampled/sampled",
+    ],
     "docs/labels.md": [
         "label_noise/table",
     ],
@@ -54,6 +70,9 @@ PAGES = {
     "docs/two_hosts.md": [
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",
+    ],
+    "docs/verification.md": [
+        "verification/table",
     ],
 }
 

@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 
 from tfdml.errors import UserError
 from tfdml.evaluation import (
+    CentroidClassifier,
     KNNClassifier,
     calibrate,
     evaluate_classification,
@@ -18,6 +20,22 @@ def blobs(seed, classes, images, spread=0.4, dim=6):
     labels = np.repeat(classes, images)
     centers = np.random.default_rng(99).normal(size=(40, dim))
     return (centers[labels] + spread * rng.normal(size=(len(labels), dim))).astype("float32"), labels
+
+
+@pytest.mark.parametrize("weights", ["uniform", "distance"])
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_votes_equal_those_of_scikit_learn(weights, k):
+    gallery, labels = blobs(0, range(8), 6, spread=1.2)
+    queries, _ = blobs(1, range(8), 9, spread=1.2)
+    theirs = KNeighborsClassifier(k, weights=weights).fit(gallery, labels)
+    ours = KNNClassifier(gallery, labels, k=k, weights=weights, distance="euclidean").classify(queries)
+    shares = theirs.predict_proba(queries)
+    np.testing.assert_allclose(ours.confidences, shares.max(axis=1), rtol=1e-5)
+    alone = np.sum(np.isclose(shares, shares.max(axis=1, keepdims=True)), axis=1) == 1
+    assert alone.sum() > 30
+    np.testing.assert_array_equal(ours.closed[alone], theirs.predict(queries)[alone])
+    centers = CentroidClassifier(gallery, labels, distance="euclidean").classify(queries)
+    np.testing.assert_array_equal(centers.labels, NearestCentroid().fit(gallery, labels).predict(queries))
 
 
 def test_softmax_weights_equal_the_formula():
@@ -37,15 +55,15 @@ def test_softmax_weights_equal_the_formula():
 def test_a_class_is_added_by_its_images():
     gallery, labels = blobs(0, range(4), 5)
     new, _ = blobs(1, [9], 5)
-    classifier = KNNClassifier(gallery, labels)
-    assert 9 not in classifier.classify(new).labels
-    classifier.add(new[:2], [9, 9])
-    # The same as a gallery that has had these rows from the beginning.
-    again = KNNClassifier(np.concatenate([gallery, new[:2]]), np.append(labels, [9, 9])).classify(gallery)
-    for name in ("labels", "distances", "confidences"):
-        np.testing.assert_array_equal(getattr(classifier.classify(gallery), name), getattr(again, name))
-    assert classifier.classify(new[2:]).labels.tolist() == [9, 9, 9]
-    assert classifier.classes.tolist() == [0, 1, 2, 3, 9]
+    for classifier in (KNNClassifier(gallery, labels), CentroidClassifier(gallery, labels)):
+        assert 9 not in classifier.classify(new).labels
+        classifier.add(new[:2], [9, 9])
+        # The same as a gallery that has had these rows from the beginning.
+        again = type(classifier)(np.concatenate([gallery, new[:2]]), np.append(labels, [9, 9])).classify(gallery)
+        for name in ("labels", "distances", "confidences"):
+            np.testing.assert_array_equal(getattr(classifier.classify(gallery), name), getattr(again, name))
+        assert classifier.classify(new[2:]).labels.tolist() == [9, 9, 9]
+        assert classifier.classes.tolist() == [0, 1, 2, 3, 9]
 
 
 def test_beyond_the_threshold_is_unknown():
@@ -68,6 +86,18 @@ def test_beyond_the_threshold_is_unknown():
     )
     assert measures["unknown_accepted"] == np.mean(found.labels[len(known) :] != -1)
     assert measures["known_accepted"] == np.mean(found.labels[: len(known)] == known_labels)
+
+
+def test_a_threshold_from_unknown_queries_keeps_to_their_share():
+    gallery, labels = blobs(0, range(4), 5)
+    unknown, _ = blobs(2, range(8, 18), 20)
+    for classifier in (KNNClassifier(gallery, labels), CentroidClassifier(gallery, labels)):
+        threshold = classifier.fit_threshold(unknown, fpir=0.1)
+        accepted = classifier.classify(unknown).labels != -1
+        assert accepted.mean() == 0.1
+        assert classifier.classify(unknown).distances[~accepted].min() > threshold
+    with pytest.raises(UserError, match="needs at least 1,000 queries"):
+        classifier.fit_threshold(unknown, fpir=0.001)
 
 
 def by_hand(right, distances, unknown):
@@ -107,6 +137,7 @@ def test_what_makes_no_sense_is_refused():
     for act, message in (
         (lambda: KNNClassifier([[0.0]], [1]).add([[0.0, 1.0]], [2]), "dimension"),
         (lambda: KNNClassifier([[0.0]], [1], threshold=np.nan), "threshold"),
+        (lambda: KNNClassifier([[0.0]], [1], distance="dot", weights="distance"), "negative products"),
         (lambda: KNNClassifier([[0.0]], [1]).add([[0.0]], ["b"]), "labels are of type"),
         (lambda: evaluate_classification(KNNClassifier([[0.0]], [1]), [[0.0]], [2]), "no query is of a class"),
     ):
@@ -122,6 +153,8 @@ def test_a_calibration_goes_with_its_distance_and_with_images():
         KNNClassifier(gallery, np.arange(60), distance="cosine", threshold=calibration)
     with pytest.raises(UserError, match=r"far=0\.05 is a rate of pairs of images, not of searches"):
         KNNClassifier(gallery, np.arange(60), threshold=calibrate(*images, far=0.05))
+    with pytest.raises(UserError, match="use fit_threshold"):
+        CentroidClassifier(gallery, np.arange(60), threshold=calibration)
 
 
 def images(seed, num_classes, per_class, dim=8, spread=0.5):
@@ -199,6 +232,20 @@ def test_a_distance_at_the_threshold_is_accepted():
     x, labels = [[0.0], [1.0], [5.0], [7.0]], [0, 0, 1, 1]
     fpirs = [identification_rates(x, labels, threshold)["fpir"].mean for threshold in (3.9, 4.0, 5.0, 6.0)]
     assert fpirs == [0, 0.5, 0.75, 1]
+
+
+def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one_another():
+    x, labels = images(5, 14, 6, dim=4)
+    threshold = calibrate(x, labels, fpir=0.3).threshold
+    far = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
+    far[labels[:, None] == labels[None]] = np.inf
+    hits, others = far.min(axis=1) <= threshold, labels[far.argmin(axis=1)]
+    left = [np.sum(hits[labels == a] - hits.mean()) for a in range(14)]
+    found = [[np.sum(hits & (labels == a) & (others == b)) for b in range(14)] for a in range(14)]
+    mutual = sum(found[a][b] * found[b][a] for a in range(14) for b in range(14))
+    assert mutual > 0
+    expected = np.sqrt((np.square(left).sum() + mutual) * 14 / 13) / len(x)
+    assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

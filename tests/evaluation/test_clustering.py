@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics as sk
 
 from tfdml.evaluation import clustering_agreement, evaluate_clustering, kmeans, pairwise_f1
+from tfdml.evaluation.clustering import adjusted_mutual_information
 
 ids = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=25)
 
@@ -42,8 +44,18 @@ def test_nmi_by_its_definition(points):
     joint = entropy([np.sum((labels == a) & (clusters == b)) for a in set(labels) for b in set(clusters)])
     mean = (h_labels + h_clusters) / 2
     expected = (h_labels + h_clusters - joint) / mean if mean > 0 else 1.0
-    agreement = clustering_agreement(labels, clusters, ["nmi"])
+    agreement = clustering_agreement(labels, clusters, ["nmi", "ami"])
     assert agreement["nmi"] == pytest.approx(expected, abs=1e-9)
+    assert agreement["ami"] == pytest.approx(sk.adjusted_mutual_info_score(labels, clusters), abs=1e-12)
+
+
+@pytest.mark.parametrize(("images", "classes"), [(700, 30), (3000, 700), (60, 60)])
+def test_ami_with_many_classes_is_that_of_scikit_learn(images, classes):
+    rng = np.random.default_rng(images)
+    labels = np.r_[np.arange(classes), rng.integers(0, classes, images - classes)] * 2**40 - 5
+    clusters = np.where(rng.random(images) < 0.5, labels, rng.integers(0, classes, images))
+    expected = sk.adjusted_mutual_info_score(labels, clusters)
+    assert adjusted_mutual_information(labels, clusters) == pytest.approx(expected, abs=1e-10)
 
 
 def blobs(classes=6, per_class=15, noise=0.05):

@@ -17,7 +17,7 @@ from tfdml.export import Retriever, write_saved_model
 LIMIT = 500_000
 _RATE = Interval(0.5, 0.4, 0.6, 0.05)
 # What the retriever has, between the distances of the pictures.
-SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 12, 4)
+SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, 12, 4)
 
 
 @dataclasses.dataclass(frozen=True)

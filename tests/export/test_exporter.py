@@ -41,7 +41,7 @@ def version(embedder, tmp_path_factory):
     versions = tmp_path_factory.mktemp("models") / "small"
     (versions / "4").mkdir(parents=True)
     (versions / "4" / "kept").write_text("as it was")
-    options = ExportOptions(formats=FORMATS, min_cosine=0.9, calibrate="far=0.05")
+    options = ExportOptions(formats=FORMATS, max_pixels=250_000, min_cosine=0.9, calibrate="far=0.05")
     about = {"metrics": {"recall@1": 0.5}, "flags": {"epochs": "3"}}
     return export_model(embedder, versions, small_dataset("test"), small_dataset("train"), options, about)
 
@@ -56,7 +56,7 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
     card = json.loads((version / CARD).read_text())
     assert card["fingerprint"] == fingerprint(embedder)
     assert EvaluationTransform(**card["view"]) == EvaluationTransform(40, 32, "squash")
-    assert (card["embedding_dim"], card["max_pixels"]) == (8, 100_000_000)
+    assert (card["embedding_dim"], card["max_pixels"]) == (8, 250_000)
     assert (card["metrics"], card["flags"]) == ({"recall@1": 0.5}, {"epochs": "3"})
     assert card["trained_on"] == sorted(small_dataset("train").class_names.values())
     assert card["versions"]["tensorflow"] == tf.__version__
@@ -131,8 +131,12 @@ def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
 @pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_and_leaves_no_version(embedder, tmp_path, monkeypatch):
     test = small_dataset("test")
-    with pytest.raises(UserError, match="training images"):
-        export_model(embedder, tmp_path / "out", test, options=ExportOptions(formats=["litert_int8"]))
+    for options, message in (
+        (ExportOptions(max_pixels=1), "`max_pixels=1`: images are resized to 40 x 40"),
+        (ExportOptions(formats=["litert_int8"]), "training images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export_model(embedder, tmp_path / "out", test, options=options)
     assert not list(tmp_path.rglob("*.*"))
     (tmp_path / "broken.tflite").write_bytes(b"no model")
     with pytest.raises(UserError, match="the exported litert_float32 cannot be run"):

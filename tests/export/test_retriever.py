@@ -17,10 +17,10 @@ from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
-from tfdml.export import Gallery, Retriever
-from tfdml.export import retriever as module
-from tfdml.export.retriever import _calibration, joined, nearest
+from tfdml.export import Gallery, Retriever, search_graph
+from tfdml.export.retriever import _calibration, joined
 from tfdml.export.saved_model import WARM_UP
+from tfdml.export.search_graph import nearest
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +121,13 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 
 
 def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
-    monkeypatch.setattr(module, "MAX_RESULTS", 20)
+    monkeypatch.setattr(search_graph, "MAX_RESULTS", 20)
     columns = dict.fromkeys(("ids", "labels", "classes", "metadata"), tf.range(12, dtype=tf.int64))
     gallery = {"embeddings": tf.constant(shop.embeddings), **columns}
     queries = tf.constant(shop.embeddings[:2])
-    assert module.search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
+    assert search_graph.search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
     with pytest.raises(tf.errors.InvalidArgumentError, match="and 20 neighbors in all at most; k is 11, for 2 queries"):
-        module.search_embedding(gallery, queries, tf.constant(11))
+        search_graph.search_embedding(gallery, queries, tf.constant(11))
 
 
 @pytest.mark.slow
@@ -263,6 +263,19 @@ def test_distances_are_exact(k):
     np.testing.assert_allclose(squares, expected_distances**2, rtol=2e-6, atol=1e-12)
     np.testing.assert_array_equal(rows, expected_rows)
     assert squares[2, 0] == 0
+
+
+def test_neighbors_of_a_crowd_are_those_of_float64():
+    """More images within the rounding of the product than there are spare candidates."""
+    rng = np.random.default_rng(0)
+    gallery = np.array([1, 0, 0, 0]) + 1e-5 * rng.normal(size=(300, 4))
+    gallery = (gallery / np.linalg.norm(gallery, axis=1, keepdims=True)).astype(np.float32)
+    rows, squares = nearest(tf.constant(gallery[:20]), tf.constant(gallery), tf.constant(5))
+    exact = gallery.astype(np.float64)
+    expected = np.sort(np.square(exact[:20, None] - exact).sum(axis=2), axis=1)[:, :5]
+    np.testing.assert_allclose(squares, expected, rtol=2e-7)
+    chosen = np.square(exact[:20, None] - exact[rows.numpy()]).sum(axis=2)
+    np.testing.assert_allclose(chosen, expected, rtol=1e-12)
 
 
 # Galleries

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +15,7 @@ from tests.export.networks import difference, picture, small_embedder
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
-from tfdml.export.saved_model import new_version, version_numbers
+from tfdml.export.saved_model import frozen_module, new_version, version_numbers
 from tfdml.models import Embedder
 
 
@@ -59,6 +60,20 @@ def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_pat
     path = export_saved_model(shaped, tmp_path)
     assert EvaluationTransform.of(shaped) == EvaluationTransform(32, 28, mode, color)
     assert difference(shaped, path, [picture(0, 40, 90), picture(1, 70, 30), picture(2, 20, 20)]) < 1e-5
+
+
+def test_a_network_that_calls_python_is_refused():
+    """It runs here and nowhere else."""
+
+    class Doubling(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [x], tf.float32), x.shape)
+
+    inputs = keras.Input((28, 28, 3))
+    embedder = Embedder(keras.Model(inputs, Doubling()(inputs)), embedding_dim=4, image_size=28)
+    embedder.build((None, 28, 28, 3))
+    with pytest.raises(UserError, match="calls a Python function, which an exported model cannot"):
+        frozen_module(embedder, embedder.view_shape)
 
 
 def write(versions, content):

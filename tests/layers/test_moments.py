@@ -1,4 +1,4 @@
-"""Moments of feature maps."""
+"""Moments, and the loop in which they are computed."""
 
 import keras
 import numpy as np
@@ -111,21 +111,27 @@ def test_random_projections_estimate_powers_of_inner_products():
     x = np.random.default_rng(0).normal(size=(2, 1, 1, 3)).astype("float32")
     x /= np.linalg.norm(x, axis=-1, keepdims=True)
     product = float(np.sum(x[0] * x[1]))
-    layer = HighOrderMoments(5, dim, "random")
+    layer = HighOrderMoments(5, dim, "random", seed=0)
     for order, value in layer(x).items():
         each = dim * np.asarray(value[0], "float64") * np.asarray(value[1], "float64")
         # Five standard errors of a mean of `dim` independent estimates.
         assert abs(each.mean() - product**order) < 5 * each.std() / np.sqrt(dim)
 
 
-def test_random_projections_are_fixed_signs():
-    layer = layer_for(maps(channels=40), 4, 50, "random")
-    assert not layer.trainable_variables
-    first = values(layer.projections)
+def test_random_projections_are_fixed_signs_made_by_the_seed():
+    def matrices(seed):
+        layer = layer_for(maps(channels=40), 4, 50, "random", seed=seed)
+        assert not layer.trainable_variables
+        return values(layer.projections)
+
+    first = matrices(3)
     assert len(first) == 2 + 3 + 4
+    assert {matrix.dtype.name for matrix in first} == {"int8"}
     assert all(set(np.unique(matrix)) == {-1, 1} for matrix in first)
     assert abs(np.mean(first)) < 0.05
-    assert all(np.mean(first[0] == other) < 0.6 for other in first[1:])
+    for a, b in zip(first, matrices(3), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert all(np.mean(first[0] == other) < 0.6 for other in [*first[1:], matrices(400)[0]])
 
 
 @every_mode
@@ -139,6 +145,35 @@ def test_products_are_float32_under_a_mixed_policy(mode, policy):
         for order, value in layer(x).items():
             assert value.dtype == tf.float32
             assert_close(value, expected[order])
+
+
+def graph_nodes(function):
+    graph = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
+    return [node for body in (graph.node, *(f.node_def for f in graph.library.function)) for node in body]
+
+
+@pytest.mark.parametrize("mode", ["cascaded", "independent"])
+def test_no_step_holds_a_map_of_products(mode):
+    batch, size, channels, dim = 8, 8, 4, 2048
+    x = tf.constant(maps(0, batch, size, size, channels))
+    layer = layer_for(x, 5, dim, mode)
+    trained = [variable.value for variable in layer.trainable_variables]
+
+    @tf.function(autograph=False)
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = sum(tf.reduce_sum(v) for v in layer(x).values())
+        return tape.gradient(value, [x, *trained])
+
+    nodes = graph_nodes(step)
+    shapes = [[d.size for d in shape.dim] for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    assert [batch * size**2, 256] in shapes
+    assert max(np.prod(shape) for shape in shapes) <= batch * size**2 * 256
+    loops = [node for node in nodes if node.op in ("While", "StatelessWhile")]
+    assert loops
+    # Steps that ran ahead would each hold a block.
+    assert {node.attr["parallel_iterations"].i for node in loops} == {1}
 
 
 @pytest.mark.parametrize("reduce_to", [None, 3])

@@ -418,6 +418,9 @@ TERMS = {
     "proxy anchor": lambda: objectives.ProxyLoss(losses.ProxyAnchorLoss(4.0), 3),
     "proxies sum": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
     "moments": lambda: objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 3, 8),
+    "moments of classes": lambda: objectives.HighOrderMomentLoss(
+        losses.AMSoftmaxLoss(), 3, 8, num_classes=3, weight=0.1
+    ),
     "energy": lambda: objectives.EnergyConfusion(),
     "density": lambda: objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5]),
     "spread": lambda: [objectives.EntropySpread(), objectives.GlobalOrthogonal()],

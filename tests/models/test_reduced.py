@@ -53,6 +53,21 @@ def test_concatenates_the_embedding_and_those_of_every_order():
     np.testing.assert_allclose(model.features(x), np.concatenate(parts, axis=1), atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["cascaded", "random"])
+def test_features_by_order_are_what_each_order_was_trained_on(mode):
+    trained = learner("horde", mode=mode)
+    model, x = MomentEmbedder.from_learner(trained), images()
+    parts = model.by_order(np.asarray(model.features(x)))
+    assert {order: part.shape[1] for order, part in parts.items()} == {1: 5} | dict.fromkeys(
+        (2, 3, 4), 32 if mode == "random" else 5
+    )
+    representations = trained.embedder.represent(x)
+    moments = trained.objectives[1].represent(representations)
+    np.testing.assert_allclose(parts[1], representations["embedding"], atol=1e-6)
+    for order in (2, 3, 4):
+        np.testing.assert_allclose(parts[order], moments[f"horde_{order}"], atol=1e-6)
+
+
 @pytest.mark.parametrize("whiten", [False, True])
 def test_equals_scikit_learns_components_of_unit_length(whiten):
     model = MomentEmbedder.from_learner(learner("horde"), whiten=whiten)

@@ -53,7 +53,7 @@ def test_bytes_that_many_texts_share_train_by_the_sum_of_their_gradients():
         model = learner(objectives.SoftmaxAcrossViews())
         model.gradient_cache = chunk
         model.build(model.view_shape)
-        options = {"weight_decay": 0.01, "clip_norm": 0.1, "epsilon": 0.01}
+        options = {"weight_decay": 0.01, "clip_norm": 0.1, "ema": 0.9, "epsilon": 0.01}
         model.compile(build_optimizer("adam", model, 0.01, **options), run_eagerly=True)
         for _ in range(2):
             model.train_step(({view: tf.constant(x) for view, x in inputs.items()}, tf.constant(labels)))

@@ -293,38 +293,55 @@ def feature_map(x):
     return {"feature_map": x.reshape(len(x), 2, 1, 2)}
 
 
-#: A loss, and its reference on vectors.
+#: A loss, what else HORDE needs for it, and its reference on vectors (and class proxies, where it has them).
 BASES = {
-    "pairs": (losses.ContrastiveLoss(1.3, "euclidean"), lambda y, x: plain.contrastive(y, x, 1.3, "euclidean")),
-    "pairs sum": (losses.BinomialDevianceLoss(reduction="sum"), lambda y, x: plain.binomial(y, x, reduction="sum")),
+    "pairs": (
+        losses.ContrastiveLoss(1.3, "euclidean"),
+        {},
+        lambda y, x: plain.contrastive(y, x, 1.3, "euclidean"),
+    ),
+    "pairs sum": (losses.BinomialDevianceLoss(reduction="sum"), {}, lambda y, x: plain.binomial(y, x, reduction="sum")),
+    "classes": (
+        losses.AMSoftmaxLoss(),
+        {"num_classes": CLASSES},
+        lambda y, x, p: plain.am_softmax(y, plain.class_similarities(x, p)),
+    ),
+    "image by image": (
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        {},
+        lambda y, x: plain.mean([of_losses.cross_entropy(label, list(row)) for label, row in zip(y, x, strict=True)]),
+    ),
 }
 
 
 def moments(base, orders=3, mode="cascaded", embedding_dim=CLASSES, reduce_to=None, **options):
-    """HORDE: the sum over orders of a loss on their vectors, by its projections and dense layers."""
-    loss, of_vectors = BASES[base]
+    """HORDE: the sum over orders of a loss on their vectors, by its projections, dense layers and proxies."""
+    loss, extra, of_vectors = BASES[base]
     keras.utils.set_random_seed(2)
-    objective = objectives.HighOrderMomentLoss(loss, orders, 6, embedding_dim, mode, reduce_to=reduce_to, **options)
+    objective = objectives.HighOrderMomentLoss(
+        loss, orders, 6, embedding_dim, mode, reduce_to=reduce_to, **extra, **options
+    )
     objective.build_from({"feature_map": (None, 2, 1, 2), "embedding": (None, DIM)})
     objective.built = True
     layer = objective.moments
     groups = (
         list(layer.moments.projections) if mode != "random" else [],
         [layer.dense[f"order_{order}"].kernel for order in layer.orders] if layer.dense else [],
+        [term.class_proxies.proxies for term in objective.terms] if extra else [],
         [layer.reduction.kernel] if reduce_to else [],
     )
     fixed = values(layer.moments.projections)
 
     def reference(labels, features, *arrays):
         ends = list(itertools.accumulate(map(len, groups)))
-        projections, dense, reduction = (
+        projections, dense, centers, reduction = (
             arrays[end - len(group) : end] for end, group in zip(ends, groups, strict=True)
         )
         vectors = references_moments.embeddings(
             features, projections or fixed, dense, objective.orders, mode, *reduction
         )
         terms = zip(vectors.values(), objective.order_weights, strict=True)
-        return sum(weight * of_vectors(labels, x) for x, weight in terms)
+        return sum(weight * of_vectors(labels, x, *centers[i : i + 1]) for i, (x, weight) in enumerate(terms))
 
     # Rounding of duplicates leaves squared distances of 1e-7, whose root is 3e-4.
     weights = [variable for group in groups for variable in group]
@@ -335,7 +352,8 @@ def of_representations():
     mean_of_heads = functools.partial(of_classes.mean_of_heads, margin=1.3, kind="euclidean")
     table = {
         name: Case(objectives.MetricLoss(loss, "pooled"), reference, lambda x: {"pooled": x})
-        for name, (loss, reference) in BASES.items()
+        for name, (loss, _, reference) in BASES.items()
+        if name.startswith("pairs")
     }
     for dims, factors in (((2, 3, 4), None), ((1, 4), (0.5, 2.0))):
         table[f"matryoshka {dims}"] = Case(
@@ -354,7 +372,7 @@ def of_representations():
     for name, options in {
         "whole": {"orders": 4},
         "weighted": {"orders": 4, "order_weights": [1.0, 0.5, 0.25]},
-        "one order": {"orders": [3]},
+        "one order": {"orders": [3], "scaled": False},
         "independent": {"mode": "independent", "order_weights": 0.2},
         "random": {"mode": "random", "embedding_dim": None},
         "random with dense": {"mode": "random"},
@@ -431,7 +449,7 @@ PATHS = [
     *("density hard", "density none", "energy plain mean", "energy log_of_mean mean", "nearest mean"),
     *(f"similarity of {name}" for name in ("laplace", "polynomial 5", "exponential")),
     *("margin nu", "proxies dropping 0.3", "sphere face 2 detached", "instance bias=True", "divergence image all"),
-    *("moments independent", "moments random with dense"),
+    *("moments of classes", "moments of image by image", "moments independent", "moments random with dense"),
 ]
 
 

@@ -39,7 +39,7 @@ def terms(**options):
 )
 def test_learner_is_saved_and_loaded_whole(tmp_path, options):
     labels, x = colored_batch()
-    model = learner(terms(**options))
+    model = learner([*terms(**options), HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 16, num_classes=3, name="am")])
     model.fit(x, labels, batch_size=len(x), verbose=0)
     model.save(tmp_path / "learner.keras")
     again = keras.saving.load_model(tmp_path / "learner.keras")

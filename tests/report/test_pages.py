@@ -38,6 +38,7 @@ def report(tmp_path_factory):
         [*history, {"epoch": 3, "test": {"loss": 1.0}}, {"epoch": 4}],
         flags={"note": EVIL, "rates": {"backbone": 1e-4}, EVIL: 1},
         environment={"tensorflow": "2.21.0"},
+        watch={"alarms": [{"line": f"step 3 {EVIL}"}], "samples": []},
     )
     path = tmp_path_factory.mktemp("run") / "report" / "index.html"
     write_report(path, run, dataset, embeddings, interval_name="90% " + EVIL)
@@ -100,10 +101,11 @@ def test_every_section_can_be_reached(report):
     page = report["page"]
     listed = [e["href"][1:] for e in page.all("a")]
     # The first is the link that skips to the results.
-    curves = ("recall", "training", "objectives")
+    curves = ("recall", "training", "objectives", "watched")
     images = ("retrieval", "map-of-images", "same-or-different", "confusions")
     assert listed == ["results", "results", *curves, *images, "settings"]
     assert all(e.get("aria-label") and e["tabindex"] == "0" for e in page.all("div", role="region"))
+    assert f"step 3 {EVIL}" in page.section("watched")
 
 
 def test_query_gallery_without_before_or_history(tmp_path, monkeypatch):
@@ -227,13 +229,13 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
 
 def test_without_held_out_classes_half_of_them_calibrate():
     embeddings, labels = embedded(classes=8)
-    values = thresholds(embeddings, made(labels), "euclidean", target={"far": 0.05})
+    values = thresholds(embeddings, made(labels), "euclidean", target={"precision": 0.5})
     half = np.isin(labels, drawn_classes(labels)[::2])
-    calibration = calibrate(embeddings[half], labels[half], far=0.05, distance="euclidean")
+    calibration = calibrate(embeddings[half], labels[half], precision=0.5, distance="euclidean")
     rates = accepted_rates(embeddings[~half], labels[~half], calibration.threshold, distance="euclidean")
     assert values["halved"]
     assert values["threshold"] == calibration.threshold
-    assert values["rates"]["far"] == rates.far
+    assert values["rates"]["precision"] == rates.precision
     # Too few pairs show no rate, and then the threshold is where both errors are equal.
     few, few_labels = embedded(classes=3, per_class=3)
     values = thresholds(few, made(few_labels), "cosine")

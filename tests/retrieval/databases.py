@@ -9,7 +9,6 @@ import pathlib
 import shutil
 import subprocess
 import tempfile
-import urllib.parse
 import warnings
 from collections.abc import Iterator
 
@@ -67,8 +66,8 @@ class Databases:
         if kind == "pgvector":
             if not self.socket:
                 pytest.skip("no pgserver here: it has no wheel for Python 3.13")
-            host = urllib.parse.quote(self.socket, safe="")
-            return f"pgvector://postgres@{host}/postgres?table=t{number}" + (f"&{query}" if query else "")
+            query = f"socket={self.socket}&table=t{number}" + ("&" + query if query else "")
+            return f"pgvector://postgres@/postgres?{query}"
         return f"{kind}://{self.folder}/{kind}{number}" + (f"?{query}" if query else "")
 
     @contextlib.contextmanager

@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.retrieval.databases import KINDS
+from tests.retrieval.databases import KINDS, psycopg
 from tfdml.errors import UserError, redact
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import connect, nearest_neighbors
@@ -85,6 +85,7 @@ def test_awkward_texts_are_ids_values_and_filters(gallery):
         assert neighbors.ids.tolist() == [[text, None]]
         assert neighbors.columns["class"].tolist() == [[AWKWARD[-1 - row], None]]
         assert gallery.search(vectors[row : row + 1], 1).ids.tolist() == [[text]]
+        assert gallery.rows(9, [text, text + "x"]).columns["path"] == [text]
     assert gallery.search(vectors, 1, {"class": AWKWARD[3], "path": AWKWARD[0]}).ids.tolist() == [[None]] * 12
     assert gallery.delete(AWKWARD[:6]) == 6
     assert len(gallery) == 6
@@ -137,17 +138,84 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
     assert len(gallery.rows(2).ids) == 2
 
 
+# Of the tests of approximate indexes.
+ROWS, NEAREST = 1500, 10
+
+
+@pytest.fixture(scope="module")
+def points():
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(150, 16))
+    vectors = (np.repeat(centers, 10, axis=0) + 0.4 * rng.normal(size=(ROWS, 16))).astype(np.float32)
+    queries = vectors[::30] + 0.2 * rng.normal(size=(50, 16)).astype(np.float32)
+    rows, distances = nearest_neighbors(queries, vectors, k=NEAREST)
+    return vectors, queries, rows.astype(str), distances
+
+
+def recall(neighbors, nearest):
+    return np.mean(
+        [len(set(a) & set(b)) / NEAREST for a, b in zip(neighbors.ids.tolist(), nearest.tolist(), strict=True)]
+    )
+
+
+def test_an_index_is_used_and_effort_finds_more(kind, databases, points):
+    vectors, queries, nearest, distances = points
+    uri, efforts = databases.address(kind), (1, 200)
+    mark = "&" if "?" in uri else "?"
+    with connect(uri) as gallery:
+        gallery.upsert(list(map(str, range(ROWS))), vectors, {"class": [str(row // 10) for row in range(ROWS)]})
+    neighbors = []
+    for effort in efforts:
+        with connect(f"{uri}{mark}effort={effort}") as gallery:
+            if effort == efforts[0]:
+                gallery.optimize()
+                assert any(name in built_index(gallery, databases) for name in ("IvfPq", "USING hnsw"))
+            neighbors.append(gallery.search(queries, NEAREST))
+            filtered = gallery.search(queries, NEAREST, {"class": "3"}).ids
+            assert {name for name in filtered.ravel() if name is not None} <= set(map(str, range(30, 40)))
+            gallery.upsert(["new"], queries[:1])
+            assert gallery.search(queries[:1], 1).ids.tolist() == [["new"]]
+            assert gallery.delete(["new"]) == 1
+    few, many = (recall(one, nearest) for one in neighbors)
+    assert few <= many
+    assert many >= 0.95
+    # What an index finds has its own distance, also where the index has rounded it.
+    for one in neighbors:
+        there = one.ids != None  # noqa: E711  (element by element)
+        query, _ = np.nonzero(there)
+        true = np.linalg.norm(vectors[one.ids[there].astype(int)] - queries[query], axis=1)
+        np.testing.assert_allclose(one.distances[there], true, rtol=1e-5)
+    # Without an effort in the address the search is exact, whatever has been built.
+    with connect(uri) as gallery:
+        exact = gallery.search(queries, NEAREST)
+        np.testing.assert_array_equal(exact.ids, nearest)
+        np.testing.assert_allclose(exact.distances, distances, rtol=1e-5)
+
+
+def built_index(gallery, databases):
+    """What the database itself says of its index."""
+    if gallery.address.parts.scheme == "lancedb":
+        import lancedb
+
+        (index,) = lancedb.connect(gallery.address.path).open_table("gallery").list_indices()
+        return str(index.index_type)
+    query = "SELECT indexdef FROM pg_indexes WHERE tablename = %s"
+    with psycopg.connect(host=databases.socket, user="postgres") as connection:
+        return str(connection.execute(query, (gallery.address.table,)).fetchall())
+
+
 SECRET, QUOTED = "s3cr/et@#?x", "s3cr%2Fet%40%23%3Fx"
 
 
 def test_no_text_made_of_an_address_holds_its_password():
-    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/my%20shop?table=cars&distance=cosine")
-    assert (address.table, address.distance) == ("cars", "cosine")
-    assert str(address) == "pgvector://[::1]:5433/my%20shop"
+    address = parse(f"pgvector://me:{QUOTED}@[::1]:5433/my%20shop?table=cars&distance=cosine&effort=8")
+    assert (address.parts.hostname, address.parts.port, address.path) == ("::1", 5433, "/my shop")
+    assert (address.table, address.effort) == ("cars", 8)
+    assert str(address) == "pgvector://[::1]:5433/my%20shop?table=cars&distance=cosine&effort=8"
     for uri in (
         f"pgvector://me:{SECRET}@host/shop",
         f"pgvector://me:{QUOTED}@host:port/shop",
-        f"pgvector://me:{QUOTED}@host/shop?table=X",
+        f"pgvector://me:{QUOTED}@host/shop?effort=x",
         f"redis://me:{SECRET}@host/0",
         f"lancedb://me:{SECRET}@host",
     ):
@@ -165,7 +233,8 @@ def test_no_text_made_of_an_address_holds_its_password():
     [
         ("redis://host/0", "write lancedb:///folder or pgvector://user"),
         ("lancedb:///a?table=a;drop", "the name of a table has a .. z"),
-        ("lancedb:///a?lists=3", "unknown option 'lists'; one of table, distance"),
+        ("lancedb:///a?lists=3", "unknown option 'lists'; one of table, distance, effort"),
+        ("lancedb:///a?effort=0", "effort must be a positive number"),
     ],
 )
 def test_wrong_addresses_are_one_clear_line(uri, says):

@@ -9,6 +9,7 @@ from tests.retrieval.databases import KINDS
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import connect, index_embeddings
+from tfdml.retrieval.galleries import IndexCounts
 
 
 def written(folder, roles, seed=0, dim=6):
@@ -26,32 +27,68 @@ def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
     return {
         "cars": written(folder / "cars", ["train"] * 20 + ["test"] * 60),
+        "again": written(folder / "again", ["train"] * 20 + ["test"] * 60, seed=1),
         "shop": written(folder / "shop", (["query"] * 2 + ["gallery"] * 3) * 12),
         "wide": written(folder / "wide", ["test"] * 10, dim=7),
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_killed_is_written_again(kind, folders, databases, monkeypatch):
-    monkeypatch.setattr("tfdml.retrieval.galleries._ROWS_AT_ONCE", 11)
-    uri, embeddings = databases.address(kind), read_embeddings(folders["cars"])
+def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
+    uri = databases.address(kind)
+    embeddings = read_embeddings(folders["cars"])
+    gallery = connect(uri)
+    monkeypatch.setattr(type(gallery), "batch_rows", 11)
+    upsert, calls = type(gallery)._upsert, []
 
-    def killed(done, total):
-        if done == 33:
+    def killed(self, rows):
+        calls.append(len(rows.ids))
+        if len(calls) == 4:
             raise KeyboardInterrupt
+        upsert(self, rows)
 
-    with connect(uri) as gallery, pytest.raises(KeyboardInterrupt):
-        index_embeddings(gallery, embeddings, progress=killed)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(gallery), "_upsert", killed)
+        with pytest.raises(KeyboardInterrupt):
+            index_embeddings(gallery, embeddings)
+    # It is not closed, as one of a process that was killed.
+    progress, killed_gallery = [], gallery
     with connect(uri) as gallery:
-        assert len(gallery) == 33
-        progress = []
-        index_embeddings(gallery, embeddings, progress=lambda *done: progress.append(done))
-        assert progress == [(rows, 80) for rows in (11, 22, 33, 44, 55, 66, 77, 80)]
+        counts = index_embeddings(gallery, embeddings, progress=lambda *done: progress.append(done))
+        assert counts == IndexCounts(47, 0, 33)
+        assert progress == [(rows, 47) for rows in (11, 22, 33, 44, 47)]
+        assert len(gallery) == 80
+        assert index_embeddings(gallery, embeddings) == IndexCounts(0, 0, 80)
+        # Rows that were deleted come back.
+        gallery.delete([embeddings.names[3]])
+        assert index_embeddings(gallery, embeddings) == IndexCounts(1, 0, 79)
         assert len(gallery) == 80
         neighbors = gallery.search(embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"})
         assert neighbors.ids.tolist() == [["8/40.jpg"]]
-        index_embeddings(gallery, embeddings, "again/")
+    killed_gallery.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_other_embeddings_are_replaced_where_that_is_said(kind, folders, databases, tmp_path):
+    """Of two folders with the same names of images, and of two files without names."""
+    first, second = read_embeddings(folders["cars"]), read_embeddings(folders["again"])
+    with databases.gallery(kind) as gallery:
+        index_embeddings(gallery, first)
+        before = gallery.rows(80, first.names[:1]).vectors
+        with pytest.raises(UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"):
+            index_embeddings(gallery, second)
+        np.testing.assert_array_equal(gallery.rows(80, first.names[:1]).vectors, before)
+        assert index_embeddings(gallery, first) == IndexCounts(0, 0, 80)
+        assert index_embeddings(gallery, second, "again/") == IndexCounts(80, 0, 0)
         assert len(gallery) == 160
+        assert index_embeddings(gallery, second, replace=True) == IndexCounts(0, 80, 0)
+        assert (len(gallery), index_embeddings(gallery, second)) == (160, IndexCounts(0, 0, 80))
+    with databases.gallery(kind) as gallery:
+        for name, vectors in (("a", np.eye(3)), ("b", -np.eye(3))):
+            np.savez(tmp_path / f"{name}.npz", embeddings=vectors)
+        assert index_embeddings(gallery, read_embeddings(tmp_path / "a.npz")).added == 3
+        with pytest.raises(UserError, match=r"holds 3 ids of .*b\.npz"):
+            index_embeddings(gallery, read_embeddings(tmp_path / "b.npz"))
 
 
 def test_the_command(folders, databases, tmp_path):
@@ -59,10 +96,10 @@ def test_the_command(folders, databases, tmp_path):
     lance, shop = f"lancedb://{tmp_path}/galleries?table=cars", databases.address("pgvector", distance="cosine")
     secret, cars = shop.replace("postgres@", "postgres:s3cret@"), f"--embeddings={folders['cars']}"
     for expected, *flags, says in (
-        (0, cars, f"--to={lance}", "80 added, 0 replaced, 80 in all\n"),
-        (0, cars, f"--to={lance}", "0 added, 80 replaced, 80 in all\n"),
-        (0, cars, f"--to={lance}", "--prefix=x/", "80 added, 0 replaced, 160 in all\n"),
-        (0, f"--embeddings={folders['shop']}", f"--to={secret}", "60 embeddings of 6 dimensions in pgvector://"),
+        (0, cars, f"--to={lance}", "80 added, 0 replaced, 0 there already\nsearched exactly"),
+        (0, cars, f"--to={lance}", "--prefix=x/", "the gallery holds 80 more rows, of other embeddings\n"),
+        (2, f"--embeddings={folders['again']}", f"--to={lance}", "set --replace to replace these rows, or another"),
+        (0, f"--embeddings={folders['shop']}", f"--to={secret}", "60 embeddings of 6 dimensions in pgvector:///"),
         (2, cars, "--to=pgvector://me:s3cret@127.0.0.1:1/db", "--to=pgvector://127.0.0.1:1/db cannot be opened"),
     ):
         status, output, error = commands.run("index", *flags)
@@ -70,19 +107,23 @@ def test_the_command(folders, databases, tmp_path):
         assert "s3cret" not in output + error
 
 
-def test_the_first_dimensions_have_length_one(folders, databases, tmp_path):
+def test_the_first_dimensions_are_another_source_of_length_one(folders, databases, tmp_path):
     stored = read_embeddings(folders["cars"])
-    with databases.gallery("lancedb") as gallery:
-        index_embeddings(gallery, stored, truncate_dim=2)
-        rows = gallery.rows(80)
-        expected = stored.embeddings[3, :2] / np.linalg.norm(stored.embeddings[3, :2])
-        np.testing.assert_allclose(rows.vectors[rows.ids.index(stored.names[3])], expected, atol=1e-6)
+    sources = []
+    for dim in (0, 2):
+        with databases.gallery("lancedb") as gallery:
+            index_embeddings(gallery, stored, truncate_dim=dim)
+            rows = gallery.rows(80, stored.names[3:4])
+            sources.append(rows.columns["source"][0])
+    assert sources[0] != sources[1]
+    expected = stored.embeddings[3:4, :2] / np.linalg.norm(stored.embeddings[3, :2])
+    np.testing.assert_allclose(rows.vectors, expected, atol=1e-6)
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
     with databases.gallery("lancedb") as gallery:
         index_embeddings(gallery, read_embeddings(folders["wide"]), "wide/")
         for path, dim, says in (
             (folders["cars"], 7, "`truncate_dim=7`: the embeddings have 6 dimensions"),
-            (folders["cars"], 0, r"embeddings have 6 dimensions, .* has 7: embed both by one model"),
+            (folders["cars"], 0, r"cars have 6 dimensions, .* has 7: embed both by one model"),
             (tmp_path / "twice.npz", 0, "1 names occur more than once"),
         ):
             with pytest.raises(UserError, match=says):

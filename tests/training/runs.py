@@ -56,9 +56,9 @@ def learner(settings, num_classes, steps_per_epoch=2, train=None):
     return make_learner(settings, view, num_classes, steps_per_epoch, train)
 
 
-def train(run_dir, resume=False, **changes):
+def train(run_dir, resume=False, finish=False, **changes):
     """Train a tiny run as `tfdml train` does, and return its result."""
-    run = trainer.train(experiment(run_dir, **changes), resume)
+    run = trainer.train(experiment(run_dir, **changes), resume, finish=finish)
     write_run_report(run)
     return run.result
 

@@ -1,15 +1,12 @@
-"""Signals: at once or at the next check, and nothing stays behind; and callbacks of the user's own."""
+"""Signals: at once or at the next check, and nothing stays behind."""
 
 import os
 import signal
-import sys
 
 import numpy as np
 import pytest
 
-from tests.training import runs
-from tfdml.errors import UserError
-from tfdml.training.callbacks import SIGNALS, Interrupted, Interruption, logger_of
+from tfdml.training.callbacks import SIGNALS, Interrupted, Interruption
 from tfdml.training.workers import Processes
 
 
@@ -59,37 +56,3 @@ def test_ignored_signals_stay_ignored():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-_LOGGER = """
-import keras
-
-class Logger(keras.callbacks.Callback):
-    epochs = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.epochs.append(dict(logs))
-
-def nothing():
-    pass
-"""
-
-
-@pytest.fixture
-def own_logger(tmp_path, monkeypatch):
-    """A module of the working folder that makes a callback."""
-    (tmp_path / "my_logging.py").write_text(_LOGGER)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    yield
-    sys.modules.pop("my_logging", None)
-
-
-def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(own_logger, tmp_path):
-    result = runs.train(tmp_path / "run", log_to="my_logging.Logger")
-    epochs = sys.modules["my_logging"].Logger.epochs
-    assert len(epochs) == runs.EPOCHS
-    assert epochs[-1]["test/recall@1"] == result["metrics"]["recall@1"]
-    assert {"loss", "train/loss", "learning_rate", "step"} <= set(epochs[-1])
-    with pytest.raises(UserError, match=r"--log_to=my_logging.nothing:? makes a NoneType, not a keras.callb"):
-        logger_of("my_logging.nothing")

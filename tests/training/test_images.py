@@ -15,15 +15,16 @@ from tfdml.data.policies import Policy, Step
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
+from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
 from tfdml.training import Experiment
 from tfdml.training import images as memory
 from tfdml.training.images import (
     Splits,
-    keeps_images,
     load_splits,
     make_sampler,
     make_transforms,
+    plan_cache,
     relation_of,
     split_training_classes,
     vector_splits,
@@ -66,7 +67,7 @@ def test_images_of_a_run_are_told_from_others():
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
-    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=contrastive, orders=3, dim=16)"]
+    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)"]
 )
 def test_objectives_are_tried_without_a_trace(objectives):
     settings = experiment(objectives=objectives)
@@ -108,7 +109,7 @@ def test_auto_keeps_what_fits(spare, cache, drawn, kept, monkeypatch):
     splits = [ImageDataset(images=images[:count], labels=np.zeros(count, int)) for count in (100, 30)]
     settings = DataSettings(image_size=16, resize=20, cache=cache)
     transform = TrainTransform("random_crop", 20, 16)
-    assert keeps_images(settings, Splits(splits[0], None, splits[1]), transform, drawn) == kept
+    assert plan_cache(settings, Splits(splits[0], None, splits[1]), transform, drawn).kept == kept
 
 
 def made():
@@ -133,7 +134,7 @@ def batches_of(**settings):
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (
             {"sampling": "hierarchical(short_classes=drop)", "classes_per_batch": 3},
-            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "drop"),
+            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
         ),
     ],
 )
@@ -166,6 +167,28 @@ def test_a_batch_has_20_classes_or_all_where_there_are_fewer(classes, expected):
     assert (len(batch), len(set(labels[batch]))) == (2 * expected, expected)
 
 
+def test_splits_without_labels_have_each_image_twice_where_nothing_else_is_the_same(tmp_path):
+    pictures(tmp_path, [f"train/{number:02}.jpg" for number in range(20)])
+    pictures(tmp_path, [f"test/{kind}/{number}.jpg" for kind in "ab" for number in range(3)])
+    settings = DataSettings(
+        dataset="folder", data_dir=str(tmp_path), sampling="two_views", batch_size=8, holdout_classes=0.25
+    )
+    splits = load_splits(settings, seed=3)
+    assert (len(splits.train), splits.train.num_classes, len(splits.test)) == (15, 15, 6)
+    assert splits.two_views == ("validation",)
+    assert splits.validation.names[::2] == splits.validation.names[1::2]
+    assert (splits.validation.labels[::2] == splits.validation.labels[1::2]).all()
+    assert (len(splits.validation), splits.validation.num_classes) == (10, 5)
+    assert not set(splits.validation.names) & set(splits.train.names)
+    assert make_sampler(settings, splits.train, seed=3).steps_per_epoch == 3
+    flat = dataclasses.replace(settings, data_dir=str(tmp_path / "train"), dataset_options="test_fraction=0.2")
+    assert load_splits(flat, seed=3).two_views == ("validation", "test")
+    # With labels, each image of a class of its own cannot be measured.
+    with_labels = load_splits(dataclasses.replace(flat, sampling="class_balanced"), seed=3)
+    with pytest.raises(UserError, match="no query shares its class with another image"):
+        memory.check_measurable(with_labels, (1,))
+
+
 def with_texts(tmp_path, *rows, columns="path,split,text"):
     """The settings of a run on a list with texts."""
     pictures(tmp_path, [f"{name}.jpg" for name in "abcde"])
@@ -180,6 +203,7 @@ def test_images_with_texts_and_without_labels_are_measured_by_texts_alone(tmp_pa
     splits = load_splits(settings, seed=0)
     assert splits.train.texts.tolist() == ["one", "two", "one", "three"]
     assert splits.train.labels.tolist() == [0, 0, 1, 2]
+    memory.check_measurable(splits, (1,))
     assert not splits.searched_by_images("test")
     assert [len(splits.test), splits.views["test"].texts] == [2, ["five", "four", "six"]]
     sampler = make_sampler(settings, splits.train, seed=0)
@@ -224,6 +248,16 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
     assert (splits.train.num_classes, splits.test.classes.tolist()) == (3, [9])
 
 
+def test_default_ks_are_measured_as_far_as_there_are_images(tmp_path, caplog):
+    splits = load_splits(DataSettings(features=stored(tmp_path), holdout_classes=0), seed=0)
+    with caplog.at_level("WARNING", logger="absl"):
+        memory.check_measurable(splits, (1, 2, 4, 8))
+    assert "K = 1,2,4 alone: of the test images of" in caplog.text
+    assert "a query is compared with 5" in caplog.text
+    with pytest.raises(UserError, match=r"--ks=1,8: .* compared with 5; choose smaller ones"):
+        memory.check_measurable(splits, (1, 8))
+
+
 def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path, caplog):
     roles = np.array(["train"] * 6 + ["query"] * 3 + ["gallery"] * 3)
     names = np.array([f"{row}.jpg" for row in range(12)])
@@ -233,6 +267,17 @@ def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_pat
     assert train.names == tuple(f"photos/{row}.jpg" for row in range(6))
     assert test.is_query.tolist() == [True] * 3 + [False] * 3
     assert "3 classes are in both train and test" in caplog.text
+
+
+def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
+    names = np.array([f"{row}.jpg" for row in range(12)])
+    roles = np.array(["train", "test"] * 6)
+    (tmp_path / "pairs.csv").write_text("a,b,similar\n0.jpg,2.jpg,1\n2.jpg,4.jpg,0\n1.jpg,5.jpg,1\n0.jpg,1.jpg,0\n")
+    train, test = vector_splits(stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv").values()
+    assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
+    assert test.pairs.scored().tolist() == [[0, 2, 1]]
+    assert (train.num_classes, test.num_classes) == (5, 5)
+    assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [1, 0, 1, 0, 0, 0]
 
 
 def test_stored_vectors_that_train_no_head_are_refused(tmp_path):
@@ -271,7 +316,7 @@ def test_pairs_and_label_rows_decide_what_belongs_together():
 
 
 @pytest.mark.slow
-def test_images_that_a_file_says_to_drop_are_left_out(tmp_path):
+def test_images_that_a_file_says_to_drop_are_left_out_and_recorded(tmp_path):
     few = DataSettings(dataset="glyphs", dataset_options="images_per_class=2")
     whole = load_splits(few, seed=0)
     names, others = whole.train.names, whole.test.names
@@ -280,6 +325,7 @@ def test_images_that_a_file_says_to_drop_are_left_out(tmp_path):
     splits = load_splits(dataclasses.replace(few, drop=str(path)), seed=0)
     assert splits.train.names == (*names[:3], *names[4:])
     assert splits.test.names == others
+    assert splits.describe()["train"]["dropped"] == [names[3]]
     path.write_text("image,action\nnone.jpg,drop\n")
     with pytest.raises(UserError, match=r"names 1 images that glyphs does not have, such as 'none\.jpg'"):
         load_splits(dataclasses.replace(few, drop=str(path)), seed=0)

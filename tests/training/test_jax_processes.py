@@ -66,12 +66,21 @@ RUN = [
     "--checkpoint_steps=3",
     "--noreport",
 ]
-# With proxies, in chunks.
+# With classes that are drawn, in chunks, several steps an execution.
 TOGETHER = [
     *(flag for flag in RUN if not flag.startswith(("--objectives", "--steps_per_epoch"))),
-    "--objectives=am_softmax + jrs",
+    "--objectives=am_softmax(sample=0.3) + jrs",
     "--gradient_cache=5",
     "--steps_per_epoch=6",
+    "--steps_per_execution=2",
+]
+# With proxies that three devices share.
+SHARED = [
+    *(flag for flag in RUN if not flag.startswith("--objectives")),
+    "--objectives=am_softmax + jrs",
+    "--classes_per_batch=9",
+    "--logical_devices=3",
+    "--shard_classes",
 ]
 KILLED = """
 import os, signal, sys
@@ -94,7 +103,7 @@ def folders(tmp_path_factory):
     environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     train = ("bin/train",)
-    for name, flags in (("", RUN), ("cached ", TOGETHER)):
+    for name, flags in (("", RUN), ("drawn ", TOGETHER), ("shared ", SHARED)):
         finished(start(*train, *flags, f"--run_dir={folder / f'{name}whole'}", environment=environment))
         resumed = folder / f"{name}resumed"
         killed = start("-c", KILLED, *flags, f"--run_dir={resumed}", environment=environment)
@@ -116,7 +125,7 @@ def last(folder):
         return {name: file[name] for name in file.files if name != "state"}
 
 
-@pytest.mark.parametrize("name", ["", "cached "])
+@pytest.mark.parametrize("name", ["", "drawn ", "shared "])
 def test_a_killed_run_ends_bit_for_bit_as_an_uninterrupted_one(name, folders):
     expected, found = last(folders / f"{name}whole"), last(folders / f"{name}resumed")
     assert set(found) == set(expected)

@@ -13,7 +13,7 @@ from tests.training.runs import embedder, records
 # The last epoch counts; with all but a report.
 LAST = [
     *TINY,
-    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8) + am_softmax",
+    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8) + am_softmax(sample=0.3)",
     "--moment_embedder",
     "--steps_per_epoch=4",
     "--checkpoint_steps=2",

@@ -1,4 +1,4 @@
-"""Optimizers have a rate per part, decay and clip as the formulas say, on one device and several."""
+"""Optimizers have a rate per part, decay, clip and average as the formulas say, on one device and several."""
 
 import json
 import math
@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.models.networks import shallow, values
-from tfdml.losses import AMSoftmaxLoss
+from tests.models.networks import images, shallow, tiny_embedder, values
+from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
 from tfdml.training import optimizers
-from tfdml.training.optimizers import OPTIMIZERS, build_optimizer, rate_schedule, step_schedule
+from tfdml.training.optimizers import OPTIMIZERS, averaged, build_optimizer, rate_schedule, step_schedule
 
 
 def make_embedder():
@@ -45,15 +45,17 @@ def test_decoupled_decay_goes_at_the_rate_of_the_part():
         np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
 
 
-ALL_SETTINGS = {"learning_rates": {"projection": 0.02}, "weight_decay": 0.01, "clip_norm": 0.5}
+ALL_SETTINGS = {"learning_rates": {"projection": 0.02}, "weight_decay": 0.01, "clip_norm": 0.5, "ema": 0.9}
 
 
 def trained_on(learner, steps):
-    """Make steps on noise; the trainable weights after them."""
+    """Make steps on noise; the trainable weights and the averages after them."""
     for seed in steps:
         images = np.random.default_rng(seed).integers(0, 255, (6, 16, 16, 3), "uint8")
         learner.train_on_batch(images, np.arange(6) % 3)
-    return values(learner.trainable_variables)
+    with averaged(learner):
+        means = values(learner.trainable_variables)
+    return values(learner.trainable_variables), means
 
 
 @pytest.mark.one_quick_case
@@ -87,58 +89,104 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
     assert loaded.optimizer.part_settings == learner.optimizer.part_settings
     for one, other in zip(trained_on(learner, [7, 8]), trained_on(loaded, [7, 8]), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def reference(kind, rate, total, warm_up, drops, step):
+def weights(learner):
+    return values(learner.trainable_variables)
+
+
+def test_averages_follow_the_formula_and_go_after_the_block():
+    keras.utils.set_random_seed(1)
+    learner = MetricLearner(tiny_embedder(), ContrastiveLoss(1.3, "euclidean"))
+    learner.build((None, 12, 12, 3))
+    learner.compile(build_optimizer("sgd", learner, 0.05, {}, ema=0.9))
+    x, start = images(1, 6, "uint8"), weights(learner)
+    with averaged(learner):  # before the first step nothing changes
+        assert all(map(np.array_equal, weights(learner), start))
+    expected = None
+    for step in range(14):
+        learner.train_on_batch(x, np.arange(6) % 3)
+        kept = 0.0 if step == 0 else min(0.9, (1 + step) / (10 + step))
+        now = [value.astype(np.float64) for value in weights(learner)]
+        old = now if expected is None else expected
+        expected = [kept * a + (1 - kept) * w for a, w in zip(old, now, strict=True)]
+    trained = weights(learner)
+    with averaged(learner):
+        for value, mean in zip(weights(learner), expected, strict=True):
+            np.testing.assert_allclose(value, mean, rtol=1e-4, atol=1e-6)
+        assert any((a != b).any() for a, b in zip(weights(learner), trained, strict=True))
+    for value, before in zip(weights(learner), trained, strict=True):
+        np.testing.assert_array_equal(value, before)
+
+
+def reference(kind, rate, total, warm_up, drops, factor, final, step):
     if step < warm_up:
-        return rate * step / warm_up
+        return rate * (step + 1) / warm_up
     if kind == "step":
-        return rate * 0.1 ** sum(1 for drop in drops if step >= drop)
+        return rate * factor ** sum(1 for drop in drops if step >= drop)
     share = (step - warm_up) / (total - warm_up)
-    return rate * (1 + np.cos(np.pi * share)) / 2
+    falling = (1 + np.cos(np.pi * share)) / 2 if kind == "cosine" else 1 - share
+    return rate * (final + (1 - final) * falling)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(["step", "cosine"]),
+    st.sampled_from(["step", "cosine", "linear"]),
     st.integers(2, 200),
     st.floats(0, 0.99),
     st.lists(st.integers(1, 200), max_size=3, unique=True),
+    st.floats(0, 0.9),
     st.floats(0, 1),
 )
-def test_every_step_is_the_formulas(kind, total, part, drops, where):
-    warm_up, step = int(part * total) if kind == "cosine" else 0, int(where * total)
-    schedule = rate_schedule(kind, 0.3, total, warm_up, sorted(drops), 0.1)
+def test_every_step_is_the_formulas(kind, total, part, drops, final, where):
+    warm_up, step = int(part * total), int(where * total)
+    schedule = rate_schedule(kind, 0.3, total, warm_up, sorted(drops), 0.1, final)
     value = float(schedule(step)) if callable(schedule) else schedule
-    assert value == pytest.approx(reference(kind, 0.3, total, warm_up, drops, step), rel=1e-4, abs=1e-7)
+    assert value == pytest.approx(reference(kind, 0.3, total, warm_up, drops, 0.1, final, step), rel=1e-4, abs=1e-7)
 
 
 PAIRS = {
     "adam": (keras.optimizers.Adam, optimizers.PyTorchAdam),
     "adamw": (keras.optimizers.AdamW, optimizers.PyTorchAdamW),
+    "sgd": (keras.optimizers.SGD, optimizers.PyTorchSGD),
 }
 FORMS = ("keras", "pytorch")
 
 
-def adam(form, x, gradients, rate, epsilon, decay=0.0):
+def adam(form, x, gradients, rate, epsilon, decay=0.0, amsgrad=False):
     """The variable after each step, one number at a time."""
-    m = v = 0.0
+    m = v = largest = 0.0
     for t, g in enumerate(gradients, start=1):
         x -= rate(t) * decay * x
         m = 0.9 * m + 0.1 * g
         v = 0.999 * v + 0.001 * g**2
+        largest = max(largest, v) if amsgrad else v
         first, second = 1 - 0.9**t, 1 - 0.999**t
         if form == "pytorch":
-            x -= rate(t) * (m / first) / (math.sqrt(v / second) + epsilon)
+            x -= rate(t) * (m / first) / (math.sqrt(largest / second) + epsilon)
         else:
-            x -= rate(t) * math.sqrt(second) / first * m / (math.sqrt(v) + epsilon)
+            x -= rate(t) * math.sqrt(second) / first * m / (math.sqrt(largest) + epsilon)
+        yield x
+
+
+def sgd(form, x, gradients, rate, momentum, nesterov=False):
+    total = 0.0
+    for t, g in enumerate(gradients, start=1):
+        step = g if form == "pytorch" else rate(t) * g
+        total = momentum * total + step
+        step = step + momentum * total if nesterov else total
+        x -= rate(t) * step if form == "pytorch" else step
         yield x
 
 
 CASES = {
-    "adam": {"epsilon": 0.01},
-    "adamw": {"epsilon": 0.01, "weight_decay": 0.1},
+    "adam": (adam, {"epsilon": 0.01}),
+    "adam, amsgrad": (adam, {"epsilon": 0.01, "amsgrad": True}),
+    "adamw": (adam, {"epsilon": 0.01, "weight_decay": 0.1}),
+    "sgd": (sgd, {"momentum": 0.9}),
+    "sgd, nesterov": (sgd, {"momentum": 0.9, "nesterov": True}),
 }
 
 
@@ -153,19 +201,19 @@ def walk(optimizer, start, gradients):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_in_both_forms_is_the_formulas(case, form):
-    arguments = CASES[case]
+    reference, arguments = CASES[case]
     generator = np.random.default_rng(0)
     start = generator.normal(size=3).astype("float32")
     gradients = (generator.normal(size=(30, 3)) * [1.0, 1e-2, 1e-3] + [0.0, 0.01, 0.002]).astype("float32")
     # The rate drops to a tenth from the eleventh step on.
-    optimizer = PAIRS[case][FORMS.index(form)](step_schedule(0.02, [10], 0.1), **arguments)
+    optimizer = PAIRS[case.split(",")[0]][FORMS.index(form)](step_schedule(0.02, [10], 0.1), **arguments)
     named = {"decay" if key == "weight_decay" else key: value for key, value in arguments.items()}
 
     def column(i):
         def rate(step):
             return 0.02 if step <= 10 else 0.002
 
-        return list(adam(form, float(start[i]), gradients[:, i].astype(float), rate, **named))
+        return list(reference(form, float(start[i]), gradients[:, i].astype(float), rate, **named))
 
     expected = np.stack([column(i) for i in range(3)], axis=1)
     np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
@@ -186,7 +234,13 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
     assert np.all(np.isfinite(targets))
 
 
-def test_rates_of_parts_are_those_at_the_end_of_a_warm_up():
-    schedule = rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2)
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2),
+        keras.optimizers.schedules.CosineDecay(1e-5, 20, warmup_target=0.01, warmup_steps=2),
+    ],
+)
+def test_rates_of_parts_are_those_at_the_end_of_a_warm_up(schedule):
     optimizer = build_optimizer("sgd", make_learner(), schedule, {"projection": 0.1})
     assert {round(factor, 6) for factor in optimizer.part_settings.factors} == {1.0, 10.0}

@@ -49,10 +49,10 @@ def test_other_data_is_refused_and_another_machine_is_told_of(tmp_path, monkeypa
     with pytest.raises(UserError, match=r"\(test: images was 2 and is now 1\): bring them back"):
         folder.describe({**DATA, "test": {"images": 1, "content": "sha256:b"}}, ["CPU:0"])
     began = json.loads(folder.environment.read_text())
-    folder.environment.write_text(json.dumps({**began, "cpus": 4096}))
+    folder.environment.write_text(json.dumps({**began, "cpus": 4096, "python": "3.9"}))
     folder.describe(DATA, ["CPU:0"])
     (line,) = said
-    assert line.startswith(f"{tmp_path}: cpus was 4096 and is now {began['cpus']}: the run resumes")
+    assert line.startswith(f"{tmp_path}: cpus was 4096 and is now {began['cpus']}: the run resumes from the same")
     assert json.loads(folder.environment.read_text())["cpus"] == 4096
 
 

@@ -3,19 +3,22 @@
 import json
 import signal
 
+import keras
 import numpy as np
 import pytest
 from scipy import stats
 
+import tfdml
 from tests.report.pages import check_page, rows_of
 from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, train
 from tests.training.stopping import finished, make_quick, signal_at, times, train_until
+from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, confidence_intervals
 from tfdml.report import read_run
 from tfdml.training import build, results
 from tfdml.training.callbacks import Interrupted
-from tfdml.training.images import Splits, split_training_classes
+from tfdml.training.images import Splits, make_transforms, split_training_classes
 from tfdml.training.trainer import runs_of
 
 RECALL = "recall@1"
@@ -91,7 +94,7 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted, monkeypatch):
 
 
 @pytest.mark.slow
-def test_each_fold_holds_out_classes_of_its_own(tmp_path, monkeypatch):
+def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tmp_path, monkeypatch):
     def load_splits(settings, seed, *_):
         train, validation = split_training_classes(SPLITS.train, *settings.held_out(seed))
         return Splits(train.contiguous(), validation, SPLITS.test)
@@ -102,6 +105,14 @@ def test_each_fold_holds_out_classes_of_its_own(tmp_path, monkeypatch):
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]
     assert [row["run"] for row in of_all["runs"]] == ["fold_1", "fold_2"]
     assert [read_run(folder).flags["holdout_sampling"] for folder in folders] == ["random(part=1)", "random(part=2)"]
+    view = make_transforms(experiment(tmp_path / "two", folds=2))[1]
+    embedders = [keras.saving.load_model(folder / "embedder.keras") for folder in folders]
+    embedded = [tfdml.evaluation.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders]
+    similar = sum(one @ one.T for one in embedded)
+    np.fill_diagonal(similar, -np.inf)
+    hits = SPLITS.test.labels[similar.argmax(axis=1)] == SPLITS.test.labels
+    assert of_all["metrics_together"][RECALL] == pytest.approx(hits.mean(), abs=1e-9)
+    assert len({one["metrics"]["map@r"] for one in (*of_all["runs"], {"metrics": of_all["metrics_together"]})}) == 3
     text = (tmp_path / "two" / "report" / "index.html").read_text("utf-8")
     assert "2 runs that differ in the classes held out alone" in check_page(text).all("header")[0]["text"]
     assert [row[0] for row in rows_of(text, "Metrics of each fold")] == ["fold 1", "fold 2"]

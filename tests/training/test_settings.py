@@ -41,7 +41,7 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
         (DataSettings, {"sampling": "neighbors(often=2)"}, "there is no option 'often', only every, anchor_classes"),
         (DataSettings, {"augmentation": "random_resized_crop(min_scale=0)"}, "min_scale must be above 0 and at most 1"),
         (DataSettings, {"holdout_sampling": "random(part=-1)"}, "--holdout_sampling: part must be"),
-        (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, pytorch"),
+        (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer=adamm: must be one of adam, adamw, sgd, rmsprop"),
         (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs=4 leaves none of --epochs=4"),
         (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "add 1 to --ks=2"),
         (EvaluationSettings, {"selection_metric": "map@q"}, "--selection_metric=map@q: unknown metric 'map@q'"),
@@ -88,6 +88,11 @@ def test_what_a_recipe_sets_in_vain_is_left_out():
     assert "backbone_rate" not in with_recipe("frozen", {"features": "vectors.npz"})
     assert with_recipe("none", {"seed": 1}) == {"seed": 1}
     assert "schedule" not in with_recipe("finetune", {"drop_epochs": "8"})
+
+
+def test_an_execution_has_the_most_steps_that_divide_an_epoch():
+    for asked, expected in ((16, 12), (5, 4), (1, 1)):
+        assert OptimizationSettings(steps_per_execution=asked).execution_steps(12) == expected
 
 
 def test_few_images_make_longer_epochs():

@@ -14,11 +14,12 @@ from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, times, train_until
+from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
-from tfdml.training import build, callbacks, checkpoints
+from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
 from tfdml.training.callbacks import SIGNALS, Interrupted
 from tfdml.training.images import load_splits
 from tfdml.training.results import Evaluator
@@ -121,11 +122,22 @@ KINDS = {
         "schedule": "cosine",
         "warm_up_epochs": 0.5,
         "clip_norm": 1.0,
+        "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
         # Whose statistics network and its optimizer are resumed, too, and the draws of half of the classes.
-        "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax",
+        "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax(sample=0.5)",
         "classes_per_batch": 2,
+    },
+    "no labels": {
+        "dataset": "folder",
+        "dataset_options": "test_fraction=0.2",
+        "holdout_classes": 0.25,
+        "augmentation": "random_resized_crop",
+        "sampling": "two_views",
+        "batch_size": 8,
+        "objectives": "nt_xent + vicreg",
+        "selection": "validation",
     },
     "head": {"head": "whitened", "holdout_classes": 0.3, "selection": "validation", "ks": "1,2"},
     "pairs": {
@@ -136,6 +148,7 @@ KINDS = {
         "selection": "validation",
         "holdout_classes": 0.3,
         "selection_metric": "auc",
+        "watch_every": 2,
     },
 }
 
@@ -204,6 +217,61 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
             train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
+@pytest.mark.slow
+def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch, caplog):
+    steps = EPOCHS * STEPS
+    settings = {"epochs": 1, "steps_per_epoch": steps, "checkpoint_steps": steps // 2, "watch_every": 1}
+    settings |= {"schedule": "cosine", "ema": 0.9, "dropout": 0.2, "objectives": "am_softmax + jrs"}
+    single, together, folder = tmp_path / "single", tmp_path / "together", tmp_path / "run"
+    train(single, **settings)
+    settings["steps_per_execution"] = steps - 1
+    caplog.set_level("WARNING")
+    train(together, **settings)
+    assert f"3 steps an execution, not --steps_per_execution={steps - 1}: epochs have {steps}" in caplog.text
+    assert_alike(together, single)
+    assert [sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]] == [3]
+    settings["steps_per_execution"] = 2
+    ended = callbacks.TrainingMonitor.on_train_batch_end
+
+    def die(self, batch, logs=None):
+        if self.step == 4:  # of the last execution nothing is kept
+            raise Killed
+        ended(self, batch, logs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(callbacks.TrainingMonitor, "on_train_batch_end", die)
+        with pytest.raises(Killed):
+            train(folder, **settings)
+    train(folder, resume=True, **settings)
+    assert_alike(folder, single)
+    with monkeypatch.context() as patch:
+        signal_at(patch, 3)
+        with pytest.raises(Interrupted, match="the checkpoint of step 4 is saved"):
+            train(tmp_path / "stopped", **settings)
+    with pytest.raises(UserError, match="the run diverged at step 2: "):
+        train(tmp_path / "diverged", **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [STEPS, STEPS + 1])
+def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypatch):
+    folder, settings = tmp_path / "run", {"selection": "validation", "holdout_classes": 0.25}
+    train_until(f"step-{step:08d}.npz", folder, checkpoint_steps=1, **settings)
+    with pytest.raises(UserError, match="has not ended: it has trained"):
+        check_ended(str(folder), unfinished=False)
+    with pytest.raises(UserError, match="--finish"):
+        train(folder, resume=True, checkpoint_steps=1, epochs=1, **settings)
+    monkeypatch.setattr(keras.Model, "fit", None)
+    result = train(folder, resume=True, finish=True, checkpoint_steps=1, **settings)
+    assert result["steps"] == step
+    assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
+    assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
+    check_ended(str(folder), unfinished=False)
+    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
+        (folder / "result.json").read_bytes()
+    )
+
+
 def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(callbacks, "_FIRST_LINE", 0)
     monkeypatch.setattr(callbacks, "_NEXT_LINE", 0)
@@ -214,6 +282,24 @@ def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog
     )
     assert lines == [("2", "1"), ("3", "1"), ("5", "2"), ("6", "2")]
     assert "images of unseen classes" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
+    measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
+    settings = RunFolder(tmp_path / "measured").final_settings()
+    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
+    final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
+    splits = dataclasses.replace(
+        runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
+    )
+    monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
+    result = trainer.train(final).result
+    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
+    assert f"all {splits.train.num_classes} classes" in result["protocol"]
+    assert str(tmp_path / "measured") in result["protocol"]
+    with pytest.raises(UserError, match="has not ended"):
+        RunFolder(tmp_path / "no").final_settings()
 
 
 def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):

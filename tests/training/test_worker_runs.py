@@ -58,4 +58,7 @@ def test_the_run_ends_as_that_of_one_process(ended, folder):
 def test_only_the_chief_writes(ended, folder):
     assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["several", "uninterrupted"]
     assert (folder / "several" / "result.json").is_file()
+    samples = json.loads((folder / "several" / "watch.json").read_text())["samples"]
+    # Of a batch of 12 images the chief looks at a third.
+    assert [(sample["step"], sample["images"]) for sample in samples] == [(2, 4), (4, 4)]
     assert "worker 1 of 2 (127.0.0.1:" in ended["killed"]["errors"][1]

@@ -98,9 +98,9 @@ def test_workers_of_other_settings_or_versions_are_refused(monkeypatch, tmp_path
             trainer._check_alike(runs.experiment(tmp_path / "other", **changes), other)
 
     compare()
-    with pytest.raises(UserError, match="the same flags and versions: seed was 0 and is now 7"):
+    with pytest.raises(UserError, match=r"--seed=7 on worker 1 and 0 on worker 0: use the same"):
         compare(seed=7)
-    with pytest.raises(UserError, match="the same flags and versions: tfdml was"):
+    with pytest.raises(UserError, match=r"tfdml 0\.0 on worker 1 and .* on worker 0: install the same version"):
         compare(__version__="0.0")
 
 
@@ -128,7 +128,9 @@ def test_tf_config_says_who_trains_or_is_refused(monkeypatch, text, expected):
         TensorFlowWorkers.from_environment()
 
 
-def test_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
+def test_classes_are_shared_on_jax_and_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
+    with pytest.raises(UserError, match="--shard_classes works in one process on JAX"):
+        runs.train(tmp_path / "run", shard_classes=True)
     monkeypatch.setattr(trainer.workers, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
     monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
     with pytest.raises(UserError, match="--logical_devices=2 is of one process"):

@@ -31,6 +31,7 @@ SETTINGS = {
     "images_per_class": 4,
     "steps_per_epoch": 3,
     "checkpoint_steps": 1,
+    "watch_every": 2,
     # Adam's first steps are as large for the rounding of a gradient of 0 as for any other.
     "optimizer": "sgd",
 }

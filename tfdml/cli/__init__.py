@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+import importlib.util
 import inspect
+import json
 import os
+import pathlib
 import platform
+import re
 import shutil
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tfdml import flag_files
@@ -35,6 +42,20 @@ OTHERS = {
     "configs": "list the flag files that come with tfdml",
     "doctor": "check this installation",
 }
+# Prints what TensorFlow sees, and trains on noise.
+_TRIAL = """
+import json
+import keras, numpy as np, tensorflow as tf
+import tfdml
+devices = [device.device_type for device in tf.config.list_physical_devices()]
+images = np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
+learner = tfdml.models.MetricLearner(
+    tfdml.models.Embedder("conv4", embedding_dim=32, image_size=32), tfdml.losses.ContrastiveLoss())
+learner.compile("adam")
+for _ in range(3):
+    loss = float(learner.train_on_batch(images, np.arange(32) // 4, return_dict=True)["loss"])
+print("TRIAL", json.dumps([keras.backend.backend(), devices, loss]))
+"""
 
 
 def load(name: str) -> Command:
@@ -68,7 +89,10 @@ def _run(name: str, rest: list[str]) -> int:
     elif name in OTHERS:
         return configs(rest) if name == "configs" else doctor(rest)
     elif name not in STAGES:
-        return _fail("tfdml", f"there is no command {name!r}; see tfdml --help")
+        return _fail("tfdml", f"there is no command {name!r}; {_nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}")
+    elif unknown := unknown_flag(rest):
+        hint = _nearest(unknown, flag_names(), f"tfdml {name} --help")
+        return _fail(name, f"there is no flag --{unknown}; {hint}")
     elif error := _load_tensorflow():
         return _fail(name, error)
     else:
@@ -78,22 +102,46 @@ def _run(name: str, rest: list[str]) -> int:
     return 0
 
 
+def flag_names() -> set[str]:
+    """Return the names that flags of the commands may have, read from the source: to import it takes seconds."""
+    sources = [path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")]
+    pattern = re.compile(r"^    (\w+): \w.*", re.MULTILINE)
+    return {name for text in sources for name in pattern.findall(text)} | {"help", "flagfile", "import"}
+
+
+def unknown_flag(words: Iterable[str]) -> str:
+    """Return the first flag of a command line that no command has; empty where there is none."""
+    names = flag_names()
+    flags = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("--"))
+    return next((flag for flag in flags if not names & {flag, flag.removeprefix("no")}), "")
+
+
+def _nearest(name: str, names: Iterable[str], where: str) -> str:
+    """Return the end of a message about an unknown name: the nearest of the known ones, or where they are listed."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]}?" if near else f"see {where}"
+
+
 def _fail(name: str, message: str) -> int:
     print(f"{name}: error: {message}", file=sys.stderr)
     return 2
 
 
 def _load_tensorflow() -> str:
-    """Load TensorFlow and Keras without their messages; return what prevents it, or nothing."""
+    """Load TensorFlow without its messages; return what prevents it, or nothing."""
+    # Until the command handles it, Ctrl-C ends the process.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
+        return "KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'"
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
         with quiet_errors():
             import tensorflow as tf
 
             tf.config.list_physical_devices()
-            importlib.import_module("keras")
     except ImportError as error:
-        return f"TensorFlow or Keras cannot be loaded ({short_message(error)}); run tfdml doctor"
+        return f"TensorFlow cannot be loaded ({short_message(error)}); run tfdml doctor"
     return ""
 
 
@@ -131,35 +179,27 @@ def doctor(words: Sequence[str]) -> int:
     if words:
         print(inspect.getdoc(doctor))
         return 0 if words[0] in ("--help", "-h") else 2
-    packages = installed(("tfdml", "tensorflow", "keras", "numpy"))
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs")
-    print(", ".join(f"{name} {version}" for name, version in packages.items()))
-    try:
-        loss = _trial()
-    except Exception as error:
-        loss = float("nan")
-        print(f"problem: a training step fails: {short_message(error, named=True)}")
-    works = loss == loss
-    print("tfdml works here." if works else "tfdml does not work here yet.")
-    return 0 if works else 1
+    print(
+        ", ".join(f"{name} {version}" for name, version in installed(("tfdml", "tensorflow", "keras", "numpy")).items())
+    )
+    faults = _trial()
+    print("", *(f"problem: {fault}" for fault in faults), sep="\n")
+    print("tfdml does not work here yet." if faults else "tfdml works here.")
+    return 1 if faults else 0
 
 
-def _trial() -> float:
-    """Train three steps on noise; return the loss."""
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    import tfdml
-
-    images = np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3), dtype=np.uint8)
-    embedder = tfdml.models.Embedder("conv4", embedding_dim=32, image_size=32)
-    learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
-    learner.compile("adam")
-    for _ in range(3):
-        loss = float(learner.train_on_batch(images, np.arange(32) // 4, return_dict=True)["loss"])
-    devices = [device.device_type for device in tf.config.list_physical_devices()]
-    print(f"trained with {keras.backend.backend()} on {', '.join(devices)}: loss {loss:.4f}")
+def _trial() -> list[str]:
+    """Train in a process of its own, which may crash where TensorFlow does not fit the processor or the driver."""
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
+    command = [sys.executable, "-c", _TRIAL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("TRIAL ")]
+    if done.returncode or not lines:
+        reason = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
+        return [f"a training step fails: {reason}"]
+    backend, devices, loss = json.loads(lines[0].removeprefix("TRIAL "))
+    print(f"  trained with {backend} on {', '.join(devices)}: loss {loss:.4f}")
     if shutil.which("nvidia-smi") and "GPU" not in devices:
         print("note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
-    return loss
+    return [] if loss == loss else ["the loss of a training step is not a number"]

@@ -27,10 +27,12 @@ import numpy as np
 from tfdml import backbones
 from tfdml.audit import audit, write_table
 from tfdml.backbones.hub import PREFIX
-from tfdml.cli.command_line import Command, DataFlags, Flags, data_choice, load_source
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
+from tfdml.data.transforms import MODES, EvaluationTransform, as_color
+from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
@@ -38,6 +40,15 @@ from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.training.settings import choice, not_negative, positive
+
+_IMAGES = either(needs("model"), needs("dataset"))
+_EMBEDDED = Effect(lambda values: not values["embeddings"], "images to embed, not --embeddings")
+_PICTURES = Effect(
+    lambda values: bool(values["data_dir"] if values["embeddings"] else not values["features"]),
+    "images",
+)
+_VECTORS = Effect(lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir")
+_NETWORK = Effect(lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,20 +60,34 @@ class AuditFlags(DataFlags):
         backbone: Without --model: as in tfdml train; no projection follows.
         weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).
         image_size: Without --model: side of its images in pixels.
-        min_correlation: Of the details of duplicates, as pictures of 40 x 40 pixels.
+        resize: Without --model: as in tfdml train; 0: as --image_size.
+        resize_mode: Without --model: as in tfdml train.
+        pad_color: Without --model: as in tfdml train.
+        min_correlation: Of the pixels of duplicates, after alignment.
         max_distance: Without images: largest cosine distance of duplicates.
         out: Folder to write: new or empty.
     """
 
     embeddings: str = ""
-    backbone: str = "mobilenetv2"
-    weights: str = ""
-    image_size: int = choice(224, check=positive)
-    min_correlation: float = choice(0.8, check=lambda value: 0 <= value <= 1)
-    max_distance: float = choice(0.01, check=not_negative)
+    backbone: str = choice("mobilenetv2", effect=_NETWORK)
+    weights: str = choice("", effect=_NETWORK)
+    image_size: int = choice(224, check=positive, effect=_NETWORK)
+    resize: int = choice(0, check=not_negative, effect=_NETWORK)
+    resize_mode: str = choice("shorter", choices=MODES, effect=_NETWORK)
+    pad_color: str = choice("black", effect=_NETWORK)
+    min_correlation: float = choice(0.8, check=lambda value: 0 <= value <= 1, effect=_PICTURES)
+    max_distance: float = choice(0.01, check=not_negative, effect=_VECTORS)
     out: str
 
 
+FLAGS = Flags(
+    AuditFlags,
+    effects={
+        **dict.fromkeys(("batch_size", "truncate_dim", "dataset"), _EMBEDDED),
+        **dict.fromkeys(("dataset_options", "bad_images"), both(_IMAGES, _EMBEDDED)),
+        "features": needs("model"),
+    },
+)
 _Picture = Callable[[int], np.ndarray]
 
 
@@ -106,7 +131,7 @@ def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture 
         vectors = [source.embed(split, flags.batch_size) for split in splits]
     else:
         size = flags.image_size
-        view = EvaluationTransform(size, size)
+        view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
         weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
         embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
         vectors = [embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits]
@@ -125,4 +150,4 @@ def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | 
     return name, stored.embeddings, table, images.picture if base else None
 
 
-COMMAND = Command("audit", run_audit, Flags(AuditFlags), __doc__)
+COMMAND = Command("audit", run_audit, FLAGS, __doc__)

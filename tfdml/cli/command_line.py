@@ -1,11 +1,9 @@
 """Command lines: their flags, help, and messages that name flags.
 
-Running a command: signals, errors as one line, the exit status, and progress on the error stream. And the flags by
-which commands name a model and the images that it embeds.
+And running a command: signals, errors as one line, the exit status, and progress on the error stream.
 """
 
 import dataclasses
-import functools
 import logging
 import os
 import re
@@ -14,25 +12,18 @@ import sys
 import time
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 from absl import flags
 from absl import logging as absl_logging
 
-from tfdml import data
-from tfdml.data.dataset import ImageDataset, check
-from tfdml.effects import in_vain, needs
-from tfdml.embeddings.backends import EmbeddingBackend, load_backend
-from tfdml.errors import UserError, redact_text, short_message
-from tfdml.expressions import parse_arguments
+from tfdml.effects import Effect, in_vain
+from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.flag_files import read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
-from tfdml.training import RunFolder, workers
 from tfdml.training.callbacks import Interruption
-from tfdml.training.images import vector_splits
-from tfdml.training.settings import Settings, choice, flag_name, meanings, not_negative, positive
+from tfdml.training.settings import Settings, flag_name, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.
 _KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", float | None: "float", str: "string"}
@@ -40,8 +31,6 @@ _KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", float | 
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
-# Between two lines of progress.
-_SECONDS = 10
 _Class = TypeVar("_Class")
 
 
@@ -56,9 +45,10 @@ class Flags(flags.FlagValues):
 
     Args:
         *classes: Data classes, whose docstrings say what they and their fields mean; see `choice`.
+        effects: By flag, the condition for it to have an effect, next to those of the fields.
 
     Attributes:
-        effects: By flag, the condition for it to have an effect; flags that always have one are left out.
+        effects: The conditions; flags that always have an effect are left out.
 
     Example:
         >>> from tfdml.cli.index import IndexFlags
@@ -68,9 +58,9 @@ class Flags(flags.FlagValues):
         'embeddings/cars'
     """
 
-    def __init__(self, *classes: Any):
+    def __init__(self, *classes: Any, effects: Mapping[str, Effect] = {}):
         super().__init__()
-        self.__dict__["effects"] = {}  # an attribute that is set is a flag
+        self.__dict__["effects"] = dict(effects)  # an attribute that is set is a flag
         for each in classes:
             title = (each.__doc__ or "").partition("\n")[0].rstrip(".")  # under which `--help` lists its flags
             place: dict[str, Any] = {"flag_values": self, "module_name": title}
@@ -80,12 +70,15 @@ class Flags(flags.FlagValues):
                 if "choices" in rules:
                     text += f" One of {', '.join(rules['choices'])}."
                 default = "" if field.default is dataclasses.MISSING else field.default
-                if kind == Sequence[str]:
+                if rules.get("paths"):
+                    words = flags.ArgumentParser[str](), flags.ArgumentSerializer[str]()
+                    flags.DEFINE_flag(_Paths(*words, name, list(default), text), **place)
+                elif kind == Sequence[str]:
                     flags.DEFINE_list(name, list(default), text, **place)
                 else:
                     getattr(flags, f"DEFINE_{_KINDS[kind]}")(name, default, text, **place)
                 if "effect" in rules:
-                    self.effects[name] = rules["effect"]
+                    self.effects.setdefault(name, rules["effect"])
         if "import" not in self:
             text = "Modules of your own, with commas, that register what flags name."
             flags.DEFINE_string("import", "", text, flag_values=self, module_name="Your own code")
@@ -106,14 +99,25 @@ class Flags(flags.FlagValues):
         """Set the flags from a command line without the command, after those of its flag files.
 
         Raises:
-            UserError: As `read_flag_files`, or a word is no flag.
+            UserError: As `read_flag_files`, or a word is no flag, or no UTF-8 text.
             absl.flags.Error: A flag is unknown, or its value is wrong.
         """
         for name in self:
             self[name].unparse()
+        for word in words:
+            with user_errors(UnicodeEncodeError, f"{word!r} is not UTF-8 text; rename what it names"):
+                word.encode()
         rest = self(["tfdml", *read_flag_files(words)])[1:]
         if rest:
             raise UserError(f"unexpected argument {rest[0]!r}: flags are written --name=value (see --help)")
+
+
+class _Paths(flags.MultiFlag):
+    """Paths and patterns: the flag is repeated, or has commas; the name of an existing file may have commas, too."""
+
+    def _parse(self, arguments: Any) -> list[str]:
+        texts = super()._parse(arguments)
+        return [path for text in texts for path in ([text] if os.path.exists(text) else text.split(",")) if path]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,19 +181,42 @@ class Command:
     def as_flags(self, message: str) -> str:
         """Return a message with the arguments that it names in backticks written as flags.
 
+        A fifth of the messages of the library name two arguments or more, which an exception with one argument and its
+        value could not carry.
+
         Example:
             >>> from tfdml.cli.index import IndexFlags
             >>> Command("try", print, Flags(IndexFlags), "").as_flags("`truncate_dim=-1` is too small")
             '--truncate_dim=-1 is too small'
         """
 
-        names = {**_FLAG_OF, **self.flag_of}
-
         def written(match: re.Match[str]) -> str:
-            name = names.get(match[1], match[1])
-            return f"--{name}{match[2]}" if name in self.flags else match[0]
+            argument, equals, value = match[1].partition("=")
+            name = {**_FLAG_OF, **self.flag_of}.get(argument, argument)
+            if name not in self.flags:
+                return match[0]
+            if value in ("True", "False"):
+                return f"--{'no' * (value == 'False')}{name}"
+            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+            return f"--{name}{equals}{value[1:-1] if quoted else value}"
 
-        return re.sub(r"`([a-z]\w*)((?:=[^`]*)?)`", written, message)
+        return re.sub(r"`([a-z]\w*(?:=[^`]*)?)`", written, message)
+
+
+class Formatter(logging.Formatter):
+    """Writes log lines in which arguments are flags.
+
+    Args:
+        command: The command that logs.
+    """
+
+    def __init__(self, command: Command):
+        super().__init__()
+        self._command = command
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line."""
+        return self._command.as_flags(redact_text(as_named(super().format(record))))
 
 
 def run(command: Command, words: Sequence[str]) -> None:
@@ -205,7 +232,7 @@ def run(command: Command, words: Sequence[str]) -> None:
     flags.FLAGS.mark_as_parsed()  # absl's own, which its logging waits for
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.INFO)
-    absl_logging.get_absl_handler().setFormatter(logging.Formatter())
+    absl_logging.get_absl_handler().setFormatter(Formatter(command))
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:
@@ -239,153 +266,39 @@ def _fail(command: Command, message: str) -> None:
 
 
 class Progress:
-    """Prints what is done and how fast, a line every ten seconds on the error stream.
+    """One line of what is done and how fast, rewritten; now and then a new one where the error stream is no terminal.
 
     Args:
-        done: How many images were done before.
+        total: How many images there are.
+        done: How many were done before.
     """
 
-    def __init__(self, done: int = 0):
-        self._first = done
+    def __init__(self, total: int = 0, done: int = 0):
+        self._live = sys.stderr.isatty()
+        self._total, self._first = total, done
         self._last = self._started = time.monotonic()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and self._last > self._started:
+            print(file=sys.stderr)
 
     def rate(self, done: int) -> str:
         """Return the images a second since the start, in words."""
         return f"{(done - self._first) / max(time.monotonic() - self._started, 1e-9):,.0f} images a second"
 
-    def images(self, done: int, total: int, bad: int = 0) -> None:
+    def images(self, done: int, total: int | None = None, bad: int = 0) -> None:
         """Show that so many images are done, of so many, with so many bad ones among them."""
         faults = f", {bad:,} bad" if bad else ""
-        self._show(f"{done:,} of {total:,} images{faults}, {self.rate(done)}")
+        self._show(f"{done:,} of {total or self._total:,} images{faults}, {self.rate(done)}")
 
     def bytes(self, what: str, done: int, total: int) -> None:
         """Show that so many bytes are done."""
         self._show(f"{what}: {done / 2**20:,.0f} of {total / 2**20:,.0f} MB")
 
     def _show(self, text: str) -> None:
-        if time.monotonic() - self._last >= _SECONDS:
+        if time.monotonic() - self._last >= (0.5 if self._live else 20.0):
             self._last = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-
-# Models and images
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ModelFlags(CommandFlags):
-    """What embeds images.
-
-    Args:
-        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the
-            newest is taken; or a .tflite or .onnx file, whose view is in its export's model_card.json.
-        batch_size: Images per batch.
-        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all.
-    """
-
-    model: str = ""
-    batch_size: int = choice(100, check=positive, effect=needs("model"))
-    truncate_dim: int = choice(0, check=not_negative, effect=needs("model"))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DataFlags(ModelFlags):
-    """What embeds which images.
-
-    Args:
-        dataset: Data set, as in tfdml train; for a run folder, its own.
-        features: Stored embeddings, for a head; without roles, all are of the test split.
-        data_dir: Where the unpacked data set lies.
-        dataset_options: Options of the data set, as in tfdml train.
-        bad_images: Images that cannot be decoded: skip decodes all first.
-    """
-
-    dataset: str = ""
-    features: str = ""
-    data_dir: str = ""
-    dataset_options: str = ""
-    bad_images: str = choice("error", choices=("error", "skip"))
-
-
-@dataclasses.dataclass(frozen=True)
-class DataChoice:
-    """Which data set the flags mean.
-
-    Args:
-        name: Its name.
-        directory: Where it lies; empty: nowhere.
-        options: As in `--dataset_options`.
-        bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each is tried.
-        features: Stored embeddings in the place of images.
-        trained_on: Whether a head was trained on them, and they have the splits of its training.
-    """
-
-    name: str
-    directory: str
-    options: str
-    bad_images: str = "error"
-    features: str = ""
-    trained_on: bool = False
-
-    @functools.cached_property
-    def _vectors(self) -> dict[str, ImageDataset]:
-        options: dict[str, Any] = {} if self.trained_on else {"test_fraction": None}
-        options |= parse_arguments(self.options, "--dataset_options")
-        return vector_splits(self.features, self.directory, **options)
-
-    def parts(self, split: str) -> list[ImageDataset]:
-        """Return a split or, of all images, those for training and for testing."""
-        if split != "all":
-            return [self.load(split)]
-        return list(self._vectors.values()) if self.features else [self.load("train"), self.load("test")]
-
-    def load(self, split: str) -> ImageDataset:
-        """One split."""
-        if self.features:
-            side = self._vectors.get("train" if split == "train" else "test")
-            if side is None or split in ("query", "gallery"):
-                raise UserError(f"--features={self.features} has no {split} images: name another --split")
-            return side
-        arguments = parse_arguments(self.options, "--dataset_options")
-        dataset = data.load(self.name, self.directory or None, split, **arguments)
-        return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
-
-
-def data_choice(flags: DataFlags) -> DataChoice:
-    """Return the data set of the flags, or that of the run folder that they name.
-
-    Raises:
-        UserError: Neither names one, or there is no such model.
-    """
-    model = flags.model
-    _check_model(model)
-    if flags.dataset and flags.features:
-        raise UserError("--dataset names images and --features stored embeddings: name one of them")
-    if flags.dataset:
-        return DataChoice(flags.dataset, flags.data_dir, flags.dataset_options, flags.bad_images)
-
-    stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
-    features = flags.features or (stored.features if stored else "")
-    # By name, as the file of its training may have moved: to take its training classes for new ones would be worse.
-    if features and (stored is None or not stored.features or Path(features).stem != stored.data_name):
-        return DataChoice(Path(features).stem, flags.data_dir, flags.dataset_options, features=features)
-    if stored is None:
-        raise UserError("--dataset or --features is missing: only a run folder knows its own")
-    directory, options = flags.data_dir or stored.data_dir, flags.dataset_options or stored.dataset_options
-    return DataChoice(stored.data_name, directory, options, flags.bad_images, features, trained_on=True)
-
-
-def _check_model(model: str) -> None:
-    if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
-        raise UserError(f"--model={model}: there is no such file or folder")
-
-
-def load_source(flags: ModelFlags) -> EmbeddingBackend:
-    """Return the model of the flags, loaded."""
-    if not flags.model:
-        raise UserError("--model is missing")
-    model = os.path.expanduser(flags.model)
-    _check_model(model)
-    if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
-        # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
-        workers.one_operation_at_a_time()
-    return load_backend(model, truncate_dim=flags.truncate_dim)
+            print(f"\r{text:<79}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)

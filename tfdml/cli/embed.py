@@ -10,7 +10,7 @@
 --out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after what is
 written and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
 
---input names images without a data set: files, paths or URLs with * and **, or folders, with commas; or one
+--input names images without a data set: files, paths or URLs with * and **, folders (the flag may be repeated), or one
 list as --dataset=list reads it, of which only path is required. Bad images are then left out, and listed in
 bad_images.csv. With --cluster they are embedded over many processes.
 """
@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdml.cli.command_line import Command, DataFlags, Flags, Progress, data_choice, load_source
+from tfdml.cli.command_line import Command, Flags, Progress
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
-from tfdml.effects import needs
+from tfdml.effects import Effect, needs
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord
 from tfdml.embeddings.passes import EmbeddingPass, Part, images_of
@@ -36,6 +37,8 @@ from tfdml.errors import REASON, user_errors
 from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import as_named, read_bytes
 from tfdml.training.settings import choice, not_negative, positive
+
+_OF_DATA = Effect(lambda values: not values["input"], "images of a data set, without --input")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +58,10 @@ class EmbedFlags(DataFlags):
 
     model: str = choice(dataclasses.MISSING)
     out: str
-    split: str = choice("test", choices=("test", "train", "all", "query", "gallery"))
-    input: Sequence[str] = ()
-    texts: str = ""
-    cluster: str = ""
+    split: str = choice("test", choices=("test", "train", "all", "query", "gallery"), effect=_OF_DATA)
+    input: Sequence[str] = choice((), paths=True)
+    texts: str = choice("", effect=_OF_DATA)
+    cluster: str = choice("", effect=Effect(lambda values: not values["texts"], "images, without --texts"))
     actors: int = choice(0, check=not_negative, effect=needs("cluster"))
     rows_per_file: int = choice(4096, check=positive)
 
@@ -80,7 +83,7 @@ def embed(values: Flags) -> None:
 
     def progress(done: int, bad: int, total: int) -> None:
         if not lines:
-            lines.append(Progress(done))
+            lines.append(Progress(total, done))
             if done:
                 print(f"resuming after {done:,} of {total:,} images")
         lines[0].images(done, total, bad)
@@ -142,4 +145,13 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     return EmbeddingPass(splits, images, *sizes), about
 
 
-COMMAND = Command("embed", embed, Flags(EmbedFlags), __doc__, {"folder": "out"})
+COMMAND = Command(
+    "embed",
+    embed,
+    Flags(
+        EmbedFlags,
+        effects=dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "bad_images"), _OF_DATA),
+    ),
+    __doc__,
+    flag_of={"folder": "out"},
+)

@@ -22,18 +22,24 @@ minp, mrr, ndcg and h_ap, which search once more; see docs/evaluation.md. The
 default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001 it also chooses the threshold for pairs of images; --json keeps it. --report has the ROC curve.
+With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
+has the ROC curve.
 --task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
 of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
 of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
 
-With a model of images and texts, texts search the images and images the texts. Where the images have no texts, these
-are the names of their classes.
+With a model of images and texts, --task=retrieval measures texts that search the images and images that search the
+texts, verification pairs of an image and a text, and classification images by --templates with the names of their
+classes; its --target is of texts that search the images. Where the images have no texts, these are the names of their
+classes.
 
 With --compare, the others are compared with the first run query by query, with 95 % intervals; --json is optional.
 """
 
+from __future__ import annotations
+
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,14 +49,17 @@ import numpy as np
 from absl import logging
 
 from tfdml import evaluation
-from tfdml.cli.command_line import Command, DataFlags, Flags, data_choice, load_source
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.dataset import ImageDataset
-from tfdml.effects import needs
+from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import KINDS
 from tfdml.evaluation.compare import compare_queries
+from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
+from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import as_named, require_writable, write_json
 from tfdml.pairwise import DISTANCES
@@ -61,8 +70,12 @@ from tfdml.training import RunFolder
 from tfdml.training.images import split_training_classes
 from tfdml.training.settings import choice, integers, positive
 
+_ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
+_MODEL = Effect(lambda values: not values["compare"] and not holds_embeddings(values["model"]), "a model as --model")
+_HEAD = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
+_IMAGES = either(needs("dataset"), needs("features"), _MODEL)
+_MEASURED = both(_ALONE, needs("task", "retrieval"))
 _TASKS = ("retrieval", "verification", "classification")
-_MEASURED = needs("task", "retrieval")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,29 +89,33 @@ class EvaluateFlags(DataFlags):
         distance: What near means.
         intervals: 95 % intervals, by bootstrap over classes or queries.
         task: What the embeddings are for.
-        target: Choose a threshold: far=0.001 with --task=verification, fpir=0.01 with classification.
+        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
+            classification.
         neighbors: How many images vote.
+        templates: Texts with {} in the place of a class's name, for a model of images and texts.
         generalization: Also compare the embeddings of the training classes with these.
         json: File to write the metrics to, as fractions.
         report: File to write an HTML page to.
         compare: In place of --model: finished runs, compared with the first of them.
     """
 
-    split: str = choice("test", choices=("test", "train"))
+    split: str = choice("test", choices=("test", "train"), effect=_ALONE)
     metrics: Sequence[str] = choice((), effect=_MEASURED)
     ks: Sequence[str] = choice((), effect=_MEASURED)
-    distance: str = choice("euclidean", choices=DISTANCES)
+    distance: str = choice("euclidean", choices=DISTANCES, effect=_ALONE)
     intervals: str = choice("none", choices=("none", "classes", "queries"), effect=_MEASURED)
-    task: str = choice("retrieval", choices=_TASKS)
+    task: str = choice("retrieval", choices=_TASKS, effect=_ALONE)
     target: str = choice("", effect=needs("task", *_TASKS[1:]))
     neighbors: int = choice(5, check=positive, effect=needs("task", "classification"))
+    templates: Sequence[str] = choice(("{}",), effect=needs("task", "classification"))
     generalization: bool = choice(False, effect=_MEASURED)
     json: str = ""
-    report: str = choice("", effect=needs("task", *_TASKS[:2]))
-    compare: Sequence[str] = ()
+    report: str = choice("", effect=both(_ALONE, needs("task", *_TASKS[:2])))
+    compare: Sequence[str] = choice((), paths=True)
 
 
-FLAGS = Flags(EvaluateFlags)
+_EFFECTS = dict.fromkeys(("batch_size", "truncate_dim"), _MODEL) | {"features": _HEAD}
+FLAGS = Flags(EvaluateFlags, effects=_EFFECTS | dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES))
 
 
 def evaluate(values: Flags) -> None:
@@ -125,9 +142,15 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
     reference, *others = map(read_run, folders)
     differences: list[dict[str, Any]] = []
     for run in others:
+        names = f"{run.name} compared with {reference.name}"
         seeds = all(one.name.startswith("seed ") for one in (*run.seeds, *reference.seeds))
-        result = compare_queries(run.queries(), reference.queries(), seeds=seeds)
-        print(f"{run.name} compared with {reference.name}: differences in points, 95 % intervals")
+        try:
+            result = compare_queries(run.queries(), reference.queries(), seeds=seeds)
+        except UserError as error:
+            print(f"{names}: {error}")
+            differences.append({"run": run.name, "refused": str(error)})
+            continue
+        print(f"{names}: differences in points, 95 % intervals")
         for name in metric_order(result.classes):
             kinds = {"classes": result.classes.get(name), "seeds": result.seeds.get(name)}
             ends = [f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}" for kind, of in kinds.items() if of]
@@ -136,66 +159,67 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
     return {"first": folders[0], "differences": differences}
 
 
-def _measured(flags: EvaluateFlags) -> dict[str, Any]:
-    """Print what a split measures, and return it for JSON."""
-    target = {}
-    if flags.target:
-        target = evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
-    split = _stored_split(flags) if holds_embeddings(flags.model) else _embedded_split(flags)
-    images = split.images
-    print(f"{as_named(flags.model)} on {split.name}, {flags.split}: {len(images):,} images of ", end="")
-    print(f"{len(np.unique(images.labels)):,} classes" + (f", {len(split.texts):,} texts" if split.items else ""))
-    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
-    result |= {} if flags.task == "retrieval" else {"task": flags.task}
-    measures, searched = _MEASURES[flags.task](flags, split)
-    if target:
-        calibration = evaluation.calibrate(**searched, distance=flags.distance, **target)
-        print(f"  {calibration}")
-        measures["calibration"] = calibration.to_dict()
-    if flags.report:
-        shown = "auc|intervals|tar@" if flags.task == "verification" else ""
-        metrics = {name: value for name, value in measures.items() if re.match(shown, name)}
-        fields = dataclasses.fields(flags)
-        changed = {each.name: value for each in fields if (value := getattr(flags, each.name)) != each.default}
-        run = Run(flags.model, {"metrics": metrics}, flags=changed)
-        options: dict[str, Any] = {"target": target} if target else {}
-        write_report(flags.report, run, images, split.embeddings, distance=flags.distance, **options)
-    return result | measures
-
-
-@dataclasses.dataclass
 class _Split:
     """A split of a data set, with its embeddings.
 
+    Args:
+        flags: The flags.
+
     Attributes:
-        name: The data set, or where the embeddings are.
         images: The images; or embeddings that have the labels, roles and groups.
-        embeddings: (N, d) those of the images.
+        selection: The data set, from which other splits are read; None where only embeddings are there.
         stored: The stored embeddings, of all splits; None for a model.
-        source: The model; None for stored embeddings.
         items: Of a model of images and texts: both, each once; None for images alone.
-        texts: (M, d) those of the texts.
+        name: The data set, or where the embeddings are.
+
+    Raises:
+        UserError: The flags do not go together, or the embeddings with the data set.
     """
 
-    name: str
-    images: Any
-    embeddings: np.ndarray
-    stored: StoredEmbeddings | None = None
-    source: EmbeddingBackend | None = None
-    items: ViewItems | None = None
-    texts: Any = None
+    def __init__(self, flags: EvaluateFlags):
+        self.flags, self.items = flags, None
+        self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
+        if self.stored and flags.report and not flags.dataset:
+            raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
+        self.selection = data_choice(flags) if flags.dataset or self.stored is None else None
+        self.images: Any = self.selection.load(flags.split) if self.selection else None
+        self.name = self.selection.name if self.selection else Path(flags.model).name
+        if self.stored is not None:
+            part = self.part = self.stored.split(flags.split)
+            if self.images is not None:
+                _check_same_images(part, self.images)
+            elif part.labels is None:
+                raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
+            self.images = part if self.images is None else self.images
+            self.name = part.manifest.get("dataset", {}).get("name") or self.name
+        elif self.images is not None and self.source.embeds_texts:
+            self.items = ViewItems.of(self.images)
+            self.images = self.images.take(self.items.rows)
+            for flag in ("generalization", "report"):
+                if getattr(flags, flag):
+                    raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
+
+    @functools.cached_property
+    def source(self) -> EmbeddingBackend:
+        """The model."""
+        return load_source(self.flags)
+
+    @functools.cached_property
+    def embeddings(self) -> np.ndarray:
+        """(N, d) those of the images."""
+        if self.stored is not None:
+            return self.part.embeddings
+        return self.source.embed(self.images, self.flags.batch_size)
+
+    @functools.cached_property
+    def texts(self) -> np.ndarray:
+        """(M, d) those of the texts."""
+        assert self.items is not None
+        return self.source.embed_texts(self.items.texts)
 
 
-def _stored_split(flags: EvaluateFlags) -> _Split:
-    stored = read_embeddings(flags.model)
-    part = stored.split(flags.split)
-    if not flags.dataset:
-        if part.labels is None or flags.report:
-            needed = "--report shows images" if flags.report else f"{flags.model} has no labels"
-            raise UserError(f"{needed}: name the --dataset and --data_dir of the embeddings")
-        name = part.manifest.get("dataset", {}).get("name") or Path(flags.model).name
-        return _Split(name, part, part.embeddings, stored)
-    dataset = data_choice(flags).load(flags.split)
+def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
+    """Refuse embeddings of another number of images or, as far as labels show it, of others."""
     what = f"{dataset.name} ({dataset.split})"
     if len(part) != len(dataset):
         raise UserError(f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images")
@@ -204,66 +228,93 @@ def _stored_split(flags: EvaluateFlags) -> _Split:
     pairs = np.unique(np.stack([labels, dataset.labels]), axis=1).shape[1]
     if not pairs == len(np.unique(labels)) == len(np.unique(dataset.labels)):
         raise UserError(f"{part.source} holds embeddings of other classes than {what}, or of its images in other order")
-    return _Split(dataset.name, dataset, part.embeddings, stored)
 
 
-def _embedded_split(flags: EvaluateFlags) -> _Split:
-    selection = data_choice(flags)
-    images, source = selection.load(flags.split), load_source(flags)
-    if not source.embeds_texts:
-        return _Split(selection.name, images, source.embed(images, flags.batch_size), source=source)
-    if flags.task != "retrieval" or flags.generalization or flags.report:
-        raise UserError(f"{flags.model} is a model of images and texts, which --task=retrieval alone measures")
-    items = ViewItems.of(images)
-    images = images.take(items.rows)
-    vectors = source.embed(images, flags.batch_size), source.embed_texts(items.texts)
-    return _Split(selection.name, images, vectors[0], source=source, items=items, texts=vectors[1])
+def _measured(flags: EvaluateFlags) -> dict[str, Any]:
+    """Print what a split measures, and return it for JSON."""
+    target = {}
+    if flags.target:
+        target = evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
+    split = _Split(flags)
+    part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
+    size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
+    size += f", {len(split.items.texts):,} texts" if split.items else ""
+    print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
+    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
+    result |= {} if flags.task == "retrieval" else {"task": flags.task}
+    measures, searched = _MEASURES[flags.task](split)
+    if target:
+        calibration = evaluation.calibrate(**searched, distance=flags.distance, **target)
+        print(f"  {calibration}")
+        measures["calibration"] = calibration.to_dict()
+    if flags.report:
+        shown = "auc|intervals|tar@" if flags.task == "verification" else ""
+        measured = {name: value for name, value in measures.items() if re.match(shown, name)}
+        fields = dataclasses.fields(flags)
+        changed = {each.name: value for each in fields if (value := getattr(flags, each.name)) != each.default}
+        run = Run(flags.model, {"metrics": measured}, flags=changed)
+        options: dict[str, Any] = {"target": target} if target else {}
+        write_report(flags.report, run, split.images, split.embeddings, distance=flags.distance, **options)
+    return result | measures
 
 
 # What a task measures, for JSON; and the arguments of `calibrate` for its threshold.
 _Measures = tuple[dict[str, Any], dict[str, Any]]
 
 
-def _retrieval(flags: EvaluateFlags, split: _Split) -> _Measures:
-    intervals = None if flags.intervals == "none" else flags.intervals
-    options: dict[str, Any] = {"distance": flags.distance, "intervals": intervals}
-    options |= {"metrics": flags.metrics} if flags.metrics else {}
-    ks = integers(",".join(flags.ks), "--ks") or None
+def _retrieval(split: _Split) -> _Measures:
+    flags = split.flags
+    options: dict[str, Any] = {
+        "distance": flags.distance,
+        "intervals": None if flags.intervals == "none" else flags.intervals,
+    }
+    ks = integers(",".join(flags.ks), "--ks")
     if split.items:
+        options |= {"metrics": flags.metrics} if flags.metrics else {}
         labels = split.items.image_labels, split.items.text_labels
-        result = evaluation.evaluate_views(split.embeddings, split.texts, *labels, ks=ks, **options)
+        result = evaluation.evaluate_views(split.embeddings, split.texts, *labels, ks=ks or None, **options)
         for direction, measures in result.items():
             print(f"  {direction.replace('_', ' ')}")
             _print_metrics(measures, measures["chance"])
         return result, {}
-    if benchmark := getattr(split.images, "protocol", None):
-        options, ks = {"metrics": benchmark.metrics, **options}, ks or benchmark.ks
-    result = evaluation.evaluate_dataset(split.embeddings, split.images, ks=ks, **options)
+    benchmark = getattr(split.images, "protocol", None)
+    metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
+    depths = ks or (benchmark.ks if benchmark else DEFAULT_KS)
+    metric_names(metrics, depths)
+    available = images_to_search(split.images)
+    fitting = ks_within(depths, available) if "recall" in metrics else depths
+    if fitting != depths:
+        reason = f"there are {available:,} images to search in"
+        if ks:
+            raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
+        logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
+    if flags.generalization and flags.split == "train":
+        raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
+    result = evaluation.evaluate_dataset(split.embeddings, split.images, metrics=metrics, ks=fitting, **options)
     if flags.generalization:
-        train = _of_training_classes(flags, split)
-        result["generalization"] = evaluation.evaluate_generalization(
+        train = _of_training_classes(split)
+        measures = evaluation.evaluate_generalization(
             split.embeddings, split.images.labels, *train, distance=flags.distance
         )
+        result["generalization"] = measures
     _print_metrics(result)
     for name, value in result.get("generalization", {}).items():
         print(f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}")
     return result, {}
 
 
-def _of_training_classes(flags: EvaluateFlags, split: _Split) -> tuple[Any, Any]:
+def _of_training_classes(split: _Split) -> tuple[Any, Any]:
     """Return embeddings and labels of the classes that the model was trained on; None where there are none."""
-    if flags.split == "train":
-        raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
-    if split.source is None:
-        stored = split.stored
-        if stored is None or stored.roles is None or not (stored.roles == "train").any():
-            logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
-            return None, None
-        part = stored.split("train")
-        return part.embeddings, part.labels
-    selection = data_choice(flags)
-    images = classes_trained_on(selection.load("train"), selection.name, flags.model)
-    return split.source.embed(images, flags.batch_size), images.labels
+    if split.stored is not None:
+        if split.stored.roles is not None and (split.stored.roles == "train").any():
+            part = split.stored.split("train")
+            return part.embeddings, part.labels
+        logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
+        return None, None
+    assert split.selection is not None
+    model = split.flags.model
+    images = classes_trained_on(split.selection.load("train"), split.selection.name, model)
+    return split.source.embed(images, split.flags.batch_size), images.labels
 
 
 def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDataset:
@@ -278,27 +329,35 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     if not (Path(model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(model).load_experiment()
-    if experiment.data_name != name:
+    if experiment.data_name != name or experiment.sampling_call().name == "two_views":
         return train
     return split_training_classes(train, *experiment.held_out(experiment.seed))[0]
 
 
-def _verification(flags: EvaluateFlags, split: _Split) -> _Measures:
+def _verification(split: _Split) -> _Measures:
+    distance = split.flags.distance
     searched: dict[str, Any] = {"embeddings": split.embeddings, "labels": split.images.labels}
-    result = evaluation.verification(**searched, distance=flags.distance)
-    print(f"  pairs: {result.num_same:,} of one class, {result.num_different:,} of different classes; {flags.distance}")
-    print(f"  {'auc':<24}{result.auc:9.6f}")
-    print(f"  {'eer':<24}{100 * result.eer:6.2f} %  at a distance of {result.eer_threshold:.6g}")
-    for far, point in result.points.items():
+    if split.items:
+        labels = np.concatenate(split.items.connected())
+        searched = {"embeddings": np.concatenate([split.embeddings, split.texts]), "labels": labels}
+        searched["views"] = np.arange(len(labels)) < len(split.images)
+    measured = evaluation.verification(**searched, distance=distance)
+    print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
+    print(f"  {'auc':<24}{measured.auc:9.6f}")
+    print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
+    for far, point in measured.points.items():
         place = f"at a distance of {point.threshold:.6g}"
         print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
-    intervals = {f"tar@far={far:g}": point.tar for far, point in result.points.items()}
-    return {**result.to_dict(), "intervals": intervals}, searched
+    intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
+    return {**measured.to_dict(), "intervals": intervals}, searched
 
 
-def _classification(flags: EvaluateFlags, split: _Split) -> _Measures:
+def _classification(split: _Split) -> _Measures:
     """Measure a gallery of every second image of the first half of the classes; the other classes are unknown to it."""
-    embeddings, labels = split.embeddings, np.asarray(split.images.labels)
+    flags, embeddings = split.flags, split.embeddings
+    if split.items:
+        return _zero_shot(split)
+    labels = np.asarray(split.images.labels)
     classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
     for label in classes[: -(-len(classes) // 2)]:
         in_gallery[np.flatnonzero(labels == label)[::2]] = True
@@ -318,6 +377,20 @@ def _classification(flags: EvaluateFlags, split: _Split) -> _Measures:
             searched |= {"labels": stored.classes[rows], "own_rows": rows}
             searched |= {"gallery": stored.embeddings, "gallery_labels": stored.classes}
     return result, searched
+
+
+def _zero_shot(split: _Split) -> _Measures:
+    flags, images = split.flags, split.images
+    assert split.items is not None
+    names = [images.class_names[label] for label in images.classes.tolist()]
+    classes = evaluation.class_embeddings(split.source.embed_texts, names, flags.templates)
+    intervals = None if flags.intervals == "none" else flags.intervals
+    rows = np.searchsorted(images.classes, images.labels)
+    result = evaluation.evaluate_zero_shot(split.embeddings, rows, classes, intervals=intervals)
+    _print_metrics(result)
+    labels, text_labels = split.items.connected()
+    searched = {"gallery": split.embeddings, "gallery_labels": labels}
+    return {**result, "queries": "texts"}, {"embeddings": split.texts, "labels": text_labels, **searched}
 
 
 _MEASURES = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}

@@ -37,7 +37,8 @@ from typing import Any
 
 from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags
-from tfdml.effects import needs
+from tfdml.cli.model_flags import check_ended
+from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
@@ -48,6 +49,14 @@ from tfdml.expressions import parse_arguments
 from tfdml.io.files import as_named, require_local
 from tfdml.training.settings import choice, not_negative
 
+_FROM_RUN = Effect(lambda values: not values["embedder"], "--run_dir in place of --embedder")
+_GALLERY = needs("gallery")
+_OF_DATASET = both(_GALLERY, needs("gallery_dataset"))
+_INTEGERS = Effect(
+    lambda values: bool({"litert_int8", "litert", "all"} & {*values["formats"]}), "--formats with litert_int8"
+)
+_COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportFlags(CommandFlags):
@@ -55,6 +64,7 @@ class ExportFlags(CommandFlags):
 
     Args:
         run_dir: Folder of the run.
+        unfinished: Take the best embedder so far of a run that has not ended.
         out: Folder of the exported versions.
         moment_embedder: Export moments.keras, which searches with all moments.
         whitening: Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.
@@ -70,18 +80,23 @@ class ExportFlags(CommandFlags):
     """
 
     run_dir: str = ""
+    unfinished: bool = choice(False, effect=_FROM_RUN)
     out: str
-    moment_embedder: bool = False
-    whitening: str = ""
-    truncate_dim: int = choice(0, check=not_negative)
-    stack_on: str = ""
-    data_dir: str = ""
+    moment_embedder: bool = choice(False, effect=_FROM_RUN)
+    whitening: str = choice("", effect=_FROM_RUN)
+    truncate_dim: int = choice(0, check=not_negative, effect=_FROM_RUN)
+    stack_on: str = choice("", effect=_FROM_RUN)
+    data_dir: str = choice("", effect=_FROM_RUN)
     gallery: str = ""
-    embedder: str = choice("", effect=needs("gallery"))
-    gallery_dataset: str = choice("", effect=needs("gallery"))
-    gallery_dataset_options: str = choice("", effect=needs("gallery_dataset"))
-    gallery_split: str = choice("test", choices=("test", "train", "all", "gallery"), effect=needs("gallery_dataset"))
-    gallery_bad_images: str = choice("error", choices=("error", "skip"), effect=needs("gallery"))
+    embedder: str = choice("", effect=_GALLERY)
+    gallery_dataset: str = choice("", effect=_GALLERY)
+    gallery_dataset_options: str = choice("", effect=_OF_DATASET)
+    gallery_split: str = choice("test", choices=("test", "train", "all", "gallery"), effect=_OF_DATASET)
+    gallery_bad_images: str = choice("error", choices=("error", "skip"), effect=_GALLERY)
+
+
+_EFFECTS = {**dict.fromkeys(_COMPARED, _FROM_RUN), "representative_images": _INTEGERS}
+FLAGS = Flags(ExportFlags, ExportOptions, effects=_EFFECTS)
 
 
 def export(values: Flags) -> None:
@@ -91,6 +106,8 @@ def export(values: Flags) -> None:
         raise UserError("--run_dir is missing")
     check_backend()
     require_local(flags.out, "out")
+    for folder in (flags.run_dir, flags.stack_on):
+        check_ended(folder, flags.unfinished)
     whitening = parse_arguments(flags.whitening, "--whitening") if flags.whitening else None
     report = functools.partial(print, flush=True)
     run, moments, data_dir = flags.run_dir, flags.moment_embedder, flags.data_dir
@@ -124,8 +141,6 @@ def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Calla
     """
     if bool(flags.run_dir) == bool(flags.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
-    if flags.embedder and (flags.moment_embedder or flags.whitening or flags.truncate_dim or flags.stack_on):
-        raise UserError("--embedder is exported already: whitening, cut and stacked embedders need --run_dir")
     directory = os.path.expanduser(flags.gallery)
     images = _gallery_images(flags, directory)
     options: dict[str, Any] = {"directory": directory, "skip_bad": flags.gallery_bad_images == "skip", "report": print}
@@ -145,5 +160,4 @@ def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDatase
     return [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
 
 
-_FLAG_OF = {"folder": "out", "options": "gallery_dataset_options"}
-COMMAND = Command("export", export, Flags(ExportFlags, ExportOptions), __doc__, _FLAG_OF)
+COMMAND = Command("export", export, FLAGS, __doc__, flag_of={"folder": "out", "options": "gallery_dataset_options"})

@@ -1,15 +1,17 @@
 """Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
-  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?distance=cosine'
+  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?effort=100'
   tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
 
-A row's id is the name of its image, after --prefix. Its texts are path, class and role. Rows of ids that are there are
-replaced. After a kill, the same command writes all rows again. The flag --gallery of tfdml search takes the same URI.
+A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
+other embeddings are an error, or their rows are replaced (--replace). After a kill, the same command writes the rest.
+The flag --gallery of tfdml search takes the same URI.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
   distance    euclidean (default), sqeuclidean, cosine or dot, for a new table
+  effort      build an approximate index, and search so much of it; without it the search is exact
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
 
@@ -31,12 +33,14 @@ class IndexFlags(CommandFlags):
         to: The gallery's address, see above.
         prefix: Put before the name of each image, for its id.
         truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all, as they are.
+        replace: Replace rows of other embeddings that have the same ids.
     """
 
     embeddings: str
     to: str
     prefix: str = ""
     truncate_dim: int = choice(0, check=not_negative)
+    replace: bool = False
 
 
 def index(values: Flags) -> None:
@@ -47,12 +51,15 @@ def index(values: Flags) -> None:
         stored = read_embeddings(os.path.expanduser(flags.embeddings))
         if not stored.model:
             print(f"{flags.embeddings} states no model: it is not compared with that of the gallery")
-        before = len(gallery)
-        index_embeddings(gallery, stored, flags.prefix, flags.truncate_dim, progress=Progress().images)
+        with Progress() as line:
+            options = flags.prefix, flags.truncate_dim, flags.replace
+            counts = index_embeddings(gallery, stored, *options, progress=line.images)
         total, dimension = len(stored), flags.truncate_dim or stored.embeddings.shape[1]
-        added = len(gallery) - before
-        changes = f"{added:,} added, {total - added:,} replaced, {len(gallery):,} in all"
+        changes = f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there already"
         print(f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, {gallery.distance}: {changes}")
+        if others := len(gallery) - total:
+            print(f"the gallery holds {others:,} more rows, of other embeddings")
+        print("searched by an approximate index" if gallery.address.effort else "searched exactly")
 
 
-COMMAND = Command("index", index, Flags(IndexFlags), __doc__, {"uri": "to"})
+COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})

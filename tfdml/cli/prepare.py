@@ -16,10 +16,14 @@ from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.data import preparation
 from tfdml.data.catalog import SPLITS
-from tfdml.effects import needs
+from tfdml.data.decoding import DECODER_LIMIT
+from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
 from tfdml.training.settings import choice
+
+_READING = either(needs("out"), needs("check_only"))
+_WRITING = Effect(lambda values: not values["check_only"], "a command without --check_only, which writes nothing")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,16 +37,18 @@ class PrepareFlags(CommandFlags):
         out: Folder to write: new or empty.
         shrink: Pixels of the shorter side in --out; smaller images are copied as they are. 0: all are.
         bad_images: End if an image is bad, or leave the bad ones out.
+        max_pixels: An image whose header states more is bad, and is not decoded.
         download: First download what is missing, and check it.
         check_only: Check the images; write nothing.
     """
 
     dataset: str
     data_dir: str = ""
-    dataset_options: str = ""
-    out: str = ""
-    shrink: int = choice(0, effect=needs("out"))
-    bad_images: str = choice("error", choices=("error", "skip"))
+    dataset_options: str = choice("", effect=_READING)
+    out: str = choice("", effect=_WRITING)
+    shrink: int = choice(0, effect=both(_WRITING, needs("out")))
+    bad_images: str = choice("error", choices=("error", "skip"), effect=_READING)
+    max_pixels: int = choice(DECODER_LIMIT, effect=_READING)
     download: bool = False
     check_only: bool = False
 
@@ -61,11 +67,12 @@ def prepare(values: Flags) -> None:
     splits = {name: data.load(flags.dataset, flags.data_dir or None, name, **options) for name in SPLITS}
     out = os.path.expanduser(flags.out)
     started = time.perf_counter()
-    progress = Progress().images
-    if flags.check_only:
-        faults = preparation.check_images(splits, progress=progress)
-    else:
-        faults = preparation.prepare(splits, out, flags.shrink, flags.bad_images, progress=progress)
+    with Progress() as progress:
+        if flags.check_only:
+            faults = preparation.check_images(splits, flags.max_pixels, progress.images)
+        else:
+            arguments = (flags.shrink, flags.bad_images, flags.max_pixels, progress.images)
+            faults = preparation.prepare(splits, out, *arguments)
     for split, dataset in splits.items():
         print(f"{split}: {len(dataset) - len(faults[split]):,} of {len(dataset):,} images")
         for fault in faults[split]:
@@ -86,7 +93,8 @@ def _download(flags: PrepareFlags) -> None:
     if not flags.data_dir:
         raise UserError("--data_dir is missing")
     name, data_dir = flags.dataset, flags.data_dir
-    new = preparation.download(name, data_dir, Progress().bytes)
+    with Progress() as progress:
+        new = preparation.download(name, data_dir, progress.bytes)
     print(f"downloaded {', '.join(new)}" if new else f"{name}: all is in {data_dir} already")
 
 

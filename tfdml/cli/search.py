@@ -4,6 +4,7 @@
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
   tfdml search --gallery=embeddings/signs --model=runs/signs --text="a stop sign"
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
+  tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=neighbors.csv
   tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
   tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
 
@@ -13,7 +14,8 @@
   the address of a database that tfdml index wrote
 
 --queries are images, which --model embeds, or stored embeddings: of the same model as the gallery, or for a head as
---model. A gallery that is its own queries leaves out each image itself. tfdml evaluate measures a model.
+--model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
+queries in the gallery, or each in all others.
 
 --max_distance=calibrated leaves out what is beyond the threshold of a retriever (tfdml export --calibrate=fpir=0.01).
 For other galleries, name the JSON file that tfdml evaluate --task=classification --target=fpir=0.01 --json=FILE wrote.
@@ -25,24 +27,34 @@ A threshold of another distance is refused.
 import dataclasses
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from tfdml.arguments import number
-from tfdml.cli.command_line import Command, Flags, ModelFlags, load_source
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.tables import images_named
-from tfdml.demo.gallery import check_queries, is_retriever, open_gallery
-from tfdml.embeddings.files import holds_embeddings, read_embeddings
+from tfdml.effects import Effect, either
+from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file
+from tfdml.export.retriever import Retriever
 from tfdml.io.files import as_named, require_writable
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval import connect, is_gallery
+from tfdml.retrieval import connect
 from tfdml.training.settings import choice, positive
+
+_EMBEDS_ITSELF = ("retriever", "images")
+_BY_MODEL = either(
+    Effect(lambda values: kind_of_gallery(values["gallery"]) not in _EMBEDS_ITSELF, "a gallery that embeds no images"),
+    Effect(lambda values: not _holds_images(values["queries"]), "stored embeddings as --queries"),
+)
+_STORED = Effect(lambda values: kind_of_gallery(values["gallery"]) == "embeddings", "stored embeddings as --gallery")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,27 +63,30 @@ class SearchFlags(ModelFlags):
 
     Args:
         gallery: What is searched, see above.
-        queries: Images: files, folders, or patterns with * and **, with commas. Or one folder or file of
+        queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of
             embeddings.
         text: In place of --queries, what the images show, in words, for a --model of images and texts.
         k: How many neighbors of each query.
-        distance: What near means, in stored embeddings. A database and a retriever have their own.
+        distance: What near means.
         max_distance: Leave out what is further away: a number in the distance of the search, calibrated, or a JSON
             file, see above.
         out: File to write the neighbors to, see above.
     """
 
     gallery: str
-    queries: Sequence[str] = ()
+    queries: Sequence[str] = choice((), paths=True)
     text: str = ""
     k: int = choice(10, check=positive)
-    distance: str = choice("euclidean", choices=DISTANCES)
+    distance: str = choice("euclidean", choices=DISTANCES, effect=_STORED)
     max_distance: str = ""
     out: str = ""
+    model: str = choice("", effect=_BY_MODEL)
 
 
-# The results, their distance, the number of images of the gallery, and its own threshold.
+# The results, the distance, the number of images of the gallery, and its own threshold.
 _Answer = tuple[RetrievalResults, str, int, Calibration | None]
+# The names of the queries, their vectors, their classes (None: not known), and the fingerprint of their model.
+_Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
 
 
 def search(values: Flags) -> None:
@@ -79,10 +94,18 @@ def search(values: Flags) -> None:
     flags = values.settings(SearchFlags)
     if flags.out:
         require_writable(flags.out, "out")
+        if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
+            raise UserError(f"--out={flags.out}: name a file as *.parquet or *.csv")
     if bool(flags.queries) == bool(flags.text):
         raise UserError("--text takes the place of --queries" if flags.text else "--queries or --text is missing")
-    results, distance, size, own = (_in_database if is_gallery(flags.gallery) else _in_memory)(flags)
-    limit = _max_distance(flags, own)
+    kind = kind_of_gallery(flags.gallery)
+    limit: Any = _max_distance(flags, kind)
+    search_in = {"database": _in_database, "embeddings": _in_embeddings}.get(kind, _in_retriever)
+    results, distance, size, own = search_in(flags)
+    if limit is None and own is None:
+        advice = "export it with --calibrate=fpir=0.01, or give a number"
+        raise UserError(f"--max_distance=calibrated: {flags.gallery} has no threshold: {advice}")
+    limit = own if limit is None else limit
     if isinstance(limit, Calibration):
         with user_errors(UserError, f"--max_distance={flags.max_distance}: {REASON}"):
             print(limit.for_searches(distance, size))
@@ -95,55 +118,65 @@ def search(values: Flags) -> None:
         print(f"written: {as_named(flags.out)}")
 
 
-def _max_distance(flags: SearchFlags, own: Calibration | None) -> float | Calibration:
-    """Return the largest distance of a neighbor, or the threshold of a file or of the gallery itself."""
+def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
+    """Return the largest distance of a neighbor, or the threshold of a file; None for that of the gallery itself."""
     text = flags.max_distance
-    if flags.text and (text == "calibrated" or text.endswith(".json")):
-        raise UserError(f"--max_distance={text} is of images as queries, not of words: give a number")
-    if text == "calibrated" and own is not None:
-        return own
     if text == "calibrated":
-        advice = "export a retriever with --calibrate=fpir=0.01, or give a number or a JSON file"
-        raise UserError(f"--max_distance=calibrated: {flags.gallery} has no threshold: {advice}")
+        if flags.text:
+            raise UserError("--max_distance=calibrated: the gallery's threshold is of images as queries, not of texts")
+        if kind not in _EMBEDS_ITSELF:
+            raise UserError("--max_distance=calibrated: only a retriever has a threshold; give a number or a JSON file")
+        return None
     if text.endswith(".json"):
-        return calibration_of_file(text)
+        return calibration_of_file(text, "texts" if flags.text else "images")
     with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
         return number("max_distance", float(text)) if text else float("inf")
 
 
 def _print(results: RetrievalResults) -> None:
+    named = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
     for row in results.table.to_pylist():
         if row["rank"] == 1:
             print(row["query"])
         if row["id"] is not None:
-            others = [f"{name}={row[name]}" for name in ("class", "role") if row.get(name)]
+            others = [f"{name}={value}" for name, value in row.items() if value and name not in named]
             print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
+    itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
+    if itself.any():
+        print(f"{itself.sum():,} queries find their own image, which counts")
+    if "relevant" in results.table.column_names and results.column("num_relevant").any():
+        first = (results.column("rank") == 1) & (results.column("num_relevant") > 0)
+        print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")
 
 
-def _are_stored(queries: Sequence[str]) -> bool:
-    return len(queries) == 1 and holds_embeddings(os.path.expanduser(queries[0]))
+def _holds_images(queries: Sequence[str]) -> bool:
+    return bool(queries) and (len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0])))
 
 
-def _embedded(flags: SearchFlags) -> tuple[list[str], np.ndarray, str]:
-    """Return the names of the queries, their vectors, and the fingerprint of their model."""
+def _paths(flags: SearchFlags) -> list[str]:
+    return [path for text in flags.queries for path in images_named("queries", text)]
+
+
+def _embedded(flags: SearchFlags) -> _Queries:
     if flags.text:
         source = load_source(flags)
-        return [flags.text], source.embed_texts([flags.text]), source.fingerprint()
-    if _are_stored(flags.queries):
-        stored = read_embeddings(os.path.expanduser(flags.queries[0]))
-        names, vectors = list(stored.names), np.asarray(stored.embeddings)
-        if not flags.model:
-            return names, vectors, stored.model
-        dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
-    else:
-        names = [path for text in flags.queries for path in images_named("queries", text)]
-        dataset = check(ImageDataset("queries", "all", FileImages(tuple(names)), np.zeros(len(names), np.int64)))
+        return [flags.text], source.embed_texts([flags.text]), None, source.fingerprint()
+    if not _holds_images(flags.queries):
+        read = read_embeddings(os.path.expanduser(flags.queries[0]))
+        vectors, model = np.asarray(read.embeddings), read.model
+        if flags.model:
+            dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
+            head = load_source(flags)
+            vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
+        return list(read.names), vectors, read.classes, model
+    paths = _paths(flags)
+    dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
     source = load_source(flags)
-    return names, source.embed(dataset, flags.batch_size), source.fingerprint()
+    return paths, source.embed(dataset, flags.batch_size), None, source.fingerprint()
 
 
 def _in_database(flags: SearchFlags) -> _Answer:
-    names, vectors, model = _embedded(flags)
+    names, vectors, _, model = _embedded(flags)
     with connect(flags.gallery) as gallery:
         neighbors = gallery.search(vectors, flags.k, model=model)
         distance, size = gallery.distance, len(gallery)
@@ -153,24 +186,37 @@ def _in_database(flags: SearchFlags) -> _Answer:
     return RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns), distance, size, None
 
 
-def _in_memory(flags: SearchFlags) -> _Answer:
-    address = os.path.expanduser(flags.gallery)
-    embeds_itself = is_retriever(address) and not (flags.model or _are_stored(flags.queries))
-    if embeds_itself:
-        flags = dataclasses.replace(flags, model=address)
-    gallery = open_gallery(address, None, "", flags.distance)
-    names, vectors, model = _embedded(flags)
-    if not embeds_itself:
-        check_queries(gallery, model)
-        if bool(gallery.model) != bool(model):
-            print("the models of the gallery and the queries are not compared: one is not known")
-    query = os.path.expanduser(flags.queries[0]) if flags.queries and not flags.model else ""
-    own_rows = np.arange(len(gallery)) if os.path.realpath(query) == os.path.realpath(address) else None
-    rows, distances = gallery.search(vectors, flags.k, own_rows)
-    columns = {"class": np.array(gallery.classes, object)[rows]} if gallery.classes else {}
-    ids = np.array(gallery.names, object)[rows]
-    results = RetrievalResults.of_arrays(names, ids, distances, columns)
-    return results, gallery.distance, len(gallery), gallery.calibration
+def _in_embeddings(flags: SearchFlags) -> _Answer:
+    path = os.path.expanduser(flags.gallery)
+    stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
+    same = bool(flags.queries) and os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
+    if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
+        part = stored.split("test")
+        results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
+        return results, flags.distance, len(part), None
+    names, vectors, classes, model = _embedded(flags)
+    check_same_model(stored.model, model, f"--gallery={flags.gallery} and the queries")
+    if bool(stored.model) != bool(model):
+        print("the models of the gallery and the queries are not compared: one is not known")
+    if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
+        print("queries and gallery have no class in common, by name: nothing is counted")
+        classes = None
+    classes = None if stored.classes is None else classes
+    options |= {"query_ids": names, "gallery_ids": stored.names, "gallery_labels": stored.classes}
+    return RetrievalResults.search(vectors, classes, stored.embeddings, **options), flags.distance, len(stored), None
 
 
-COMMAND = Command("search", search, Flags(SearchFlags), __doc__, {"uri": "gallery"})
+def _in_retriever(flags: SearchFlags) -> _Answer:
+    retriever = Retriever.load(os.path.expanduser(flags.gallery))
+    queries: Any
+    if _holds_images(flags.queries):
+        names = queries = _paths(flags)
+    else:
+        names, queries, _, model = _embedded(flags)
+        check_same_model(retriever.card["model"], model, f"--gallery={flags.gallery} and the queries")
+    neighbors = retriever.search(queries, flags.k)
+    results = RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, {"class": neighbors.classes})
+    return results, "euclidean", len(retriever), retriever.calibration
+
+
+COMMAND = Command("search", search, Flags(SearchFlags), __doc__, flag_of={"uri": "gallery"})

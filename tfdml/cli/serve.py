@@ -11,16 +11,18 @@ Nobody is asked for a password, and nothing is encrypted: put a proxy in front b
 """
 
 import dataclasses
+import importlib.util
 import os
 import re
 import secrets
 from pathlib import Path
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
-from tfdml.cluster import import_ray
+from tfdml.cluster.ray_session import import_ray
+from tfdml.cluster.replica import ServeSettings
 from tfdml.embeddings.model_card import served_version
-from tfdml.errors import REASON, UserError, user_errors
-from tfdml.training.settings import choice, positive
+from tfdml.errors import UserError
+from tfdml.training.settings import choice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,23 +34,17 @@ class ServeFlags(CommandFlags):
         name: What requests call the model; empty: the name of the folder.
         host: Address to listen at; 0.0.0.0: at all of this machine.
         port: Port to listen at; 0: any that is free.
-        replicas: Processes that compute.
-        max_request_mb: Most megabytes of a request.
-        timeout: Seconds that a request may take to arrive, and the model to answer.
     """
 
     model: str
     name: str = ""
     host: str = "127.0.0.1"
     port: int = choice(8501, check=lambda port: 0 <= port < 2**16)
-    replicas: int = choice(1, check=positive)
-    max_request_mb: float = choice(32.0, check=positive)
-    timeout: float = choice(30.0, check=positive)
 
 
 def serve(values: Flags) -> None:
     """Serve as the flags say."""
-    flags = values.settings(ServeFlags)
+    flags, settings = values.settings(ServeFlags), values.settings(ServeSettings)
     folder = Path(os.path.expanduser(flags.model)).absolute()
     name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
@@ -56,21 +52,19 @@ def serve(values: Flags) -> None:
     version = served_version(folder)
     if version is None or version == folder:
         raise UserError(f"`model={flags.model}`: there is no version in it; name a folder that tfdml export wrote to")
-    try:
-        from tfdml.io.http import listen
-    except ModuleNotFoundError as error:
-        raise UserError(f"serving needs the package {error.name}: pip install 'tfdml[serve]'") from error
+    for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
+    from tfdml.io.http import listen
 
     with listen(flags.host, flags.port) as listening:
         # Before Ray is imported: it listens to this machine alone, and there to those who know a secret.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import_ray()
-        with user_errors(ImportError, f"serving needs Ray Serve ({REASON}): pip install 'tfdml[serve]'"):
-            from tfdml.cluster import serving
+        from tfdml.cluster import serving
 
-        most_bytes = int(flags.max_request_mb * 2**20)
-        serving.serve(version, name, listening, flags.replicas, most_bytes, flags.timeout)
+        serving.serve(version, name, listening, settings)
 
 
-COMMAND = Command("serve", serve, Flags(ServeFlags), __doc__)
+COMMAND = Command("serve", serve, Flags(ServeFlags, ServeSettings), __doc__)

@@ -6,10 +6,12 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
   tfdml train --features=vectors.parquet --head=mlp --objectives=multi_similarity --run_dir=runs/head
   tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
+  tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
+  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final     the model to ship: the same settings, on all classes
   tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
   tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
-  tfdml train --flagfile=... --run_dir=... --dry_run    print the experiment: images, terms, steps and flags
+  tfdml train --flagfile=... --run_dir=... --dry_run    print the experiment: images, parameters, rates and steps
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
 tensorboard/ and report/index.html.
@@ -25,6 +27,7 @@ from absl import logging
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
+from tfdml.effects import needs
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
@@ -57,11 +60,13 @@ class TrainFlags(CommandFlags):
             pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the
             defaults listed here.
         resume: Continue the run in --run_dir from its newest checkpoint.
-        dry_run: Print images, terms, steps and flags; write nothing.
+        finish: With --resume: train no further; measure and write what has been trained.
+        dry_run: Print images, parameters, rates, steps and flags; write nothing.
     """
 
     recipe: str = choice("auto", choices=("auto", *settings.RECIPES, "none"))
     resume: bool = False
+    finish: bool = choice(False, effect=needs("resume"))
     dry_run: bool = False
 
 
@@ -69,7 +74,9 @@ FLAGS = Flags(*_STAGES, TrainFlags, ClusterSettings)
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
-    """Return the settings of a new run that are set, and those of its recipe."""
+    """Return the settings of a new run that are set, and those of its recipe, or of the run that it is final to."""
+    if values.final_of:
+        return {**RunFolder(values.final_of).final_settings(), **explicit_settings(values)}
     return settings.with_recipe(values.recipe, explicit_settings(values))
 
 
@@ -78,6 +85,8 @@ def _values(values: Flags) -> dict[str, Any]:
     explicit = explicit_settings(values)
     if values.resume and (folder := RunFolder(values.run_dir)).flags.is_file():
         return values.flag_values_dict() | dataclasses.asdict(folder.load_experiment()) | explicit
+    if values["final_of"].value and not RunFolder(str(values["final_of"].value)).result.is_file():
+        return values.flag_values_dict() | explicit  # refused by `train`
     return values.flag_values_dict() | _new_settings(values)
 
 
@@ -92,7 +101,10 @@ def train(values: Flags) -> None:
         experiment = dataclasses.replace(folder.load_experiment(), **explicit)
     else:
         new = _new_settings(values)
-        if added := {name: value for name, value in new.items() if name not in explicit}:
+        if values.final_of:
+            length = f"{new['epochs']} epochs of {new['steps_per_epoch']} steps"
+            logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
+        elif added := {name: value for name, value in new.items() if name not in explicit}:
             recipe = settings.recipe_for(explicit) if flags.recipe == "auto" else flags.recipe
             written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
             logging.info("recipe %s: %s", recipe, written)
@@ -106,12 +118,15 @@ def train(values: Flags) -> None:
         if cluster.cluster:
             run: TrainingRun | None = train_on_cluster(experiment, cluster, flags.resume)
         else:
-            run = trainer.train(experiment, flags.resume)
+            run = trainer.train(experiment, flags.resume, finish=flags.finish)
     except Interrupted as stop:
         print(f"train: {as_named(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
     if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
+        return
+    if experiment.final_of:
+        print(f"\nFinal model of {experiment.final_of}: {run.result['protocol']}")
         return
     write_run_report(run)
     protocol, selection = run.result["protocol"], run.result["selection"]

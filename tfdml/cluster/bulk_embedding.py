@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdml.cluster import as_user_error, ray_session
+from tfdml.cluster.ray_session import as_user_error, ray_session
 from tfdml.embeddings.backends import load_backend
 from tfdml.embeddings.files import EmbeddingFolder, PartRecord
 from tfdml.embeddings.passes import Part

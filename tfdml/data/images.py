@@ -22,9 +22,14 @@ from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import Image
+from PIL import ExifTags, Image
 
-from tfdml.data.decoding import Format, decode_image, narrow_fault
+from tfdml.data.decoding import (
+    Format,
+    decode_image,
+    format_of,
+    narrow_fault,
+)
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
@@ -100,6 +105,20 @@ class Images(abc.ABC):
     def open(self, index: int) -> BinaryIO:
         """One image as a file, for those who need only its beginning or its end."""
         return io.BytesIO(self.encoded(index))
+
+    def size(self, index: int) -> tuple[int, int] | None:
+        """Height and width of one image as it is shown, from its header alone; None for what is no image."""
+        try:
+            with self.open(index) as file:
+                kind = format_of(file.read(16))
+                if kind is None:
+                    return None
+                image = read_header(file, kind)
+                width, height = image.size
+                turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
+                return (width, height) if turned else (height, width)
+        except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
+            return None
 
 
 def row_numbers(rows: Any) -> np.ndarray:
@@ -243,8 +262,9 @@ class ArrayImages(Images):
         if fault := narrow_fault(*data.shape[1:3]):
             raise UserError(f"images: {fault}")
         if data.dtype != np.uint8:
-            advice = "convert them: images.round().astype('uint8'), those of 0 to 1 times 255 before"
-            raise UserError(f"images must be uint8 pixels of 0 to 255, not {data.dtype}; {advice}")
+            in_unit_range = data.dtype.kind == "f" and data.size and data.max() <= 1
+            cure = "(255 * images).round().astype('uint8')" if in_unit_range else "images.round().astype('uint8')"
+            raise UserError(f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}")
         object.__setattr__(self, "data", data)
         names = tuple(self.names) if len(self.names) else tuple(map(str, range(len(data))))
         if len(names) != len(data):
@@ -266,6 +286,10 @@ class ArrayImages(Images):
     def pixels(self) -> np.ndarray:
         """See `Images.pixels`."""
         return self.data
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width."""
+        return self.data.shape[1], self.data.shape[2]
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
@@ -338,8 +362,11 @@ class VectorImages(Images):
 
     def lookup(self) -> Source:
         """See `Images.lookup`; whole batches of rows."""
-        specs = (tf.TensorSpec(self.vectors.shape[1:], tf.float32),)
-        return Source(lambda indices: [self.vectors[indices].astype(np.float32, copy=False)], specs)
+        return Source(
+            lambda indices: [self.vectors[indices].astype(np.float32, copy=False)],
+            (tf.float32,),
+            dimension=self.vectors.shape[1],
+        )
 
 
 # None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most of the time that
@@ -352,30 +379,33 @@ class Source:
     """Where images come from: looked up by index in Python, made into images in the graph."""
 
     columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
-    specs: tuple[tf.TensorSpec, ...]  # of one row of each
-    read: Callable[..., tf.Tensor] | None = None  # from these rows to (H, W, 3) uint8; None for vectors
+    dtypes: tuple[tf.DType, ...]  # of these arrays
+    read: Any = None  # from one row of each to the image (H, W, 3) uint8; None for vectors
+    size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
 
 
 def source_of_encoded(
     read: Callable[[np.ndarray], Iterable[bytes]], load: Callable[[tf.Tensor], tf.Tensor] = tf.identity
 ) -> Source:
     """Return encoded images. `read` returns for (n,) indices their bytes, or the texts that `load` reads them from."""
-    specs = (tf.TensorSpec((), tf.string),)
-    return Source(lambda indices: [strings(read(indices))], specs, lambda row: decode_image(load(row)))
+    return Source(lambda indices: [strings(read(indices))], (tf.string,), lambda row: decode_image(load(row)))
 
 
 def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
     """Images held decoded, each (H, W, 3) uint8."""
-
-    # As strings, which alone may differ in length within a batch.
-    def columns(indices: np.ndarray) -> list[np.ndarray]:
-        images = [arrays[i] for i in indices]
-        return [strings(image.tobytes() for image in images), np.array([image.shape for image in images], np.int32)]
-
-    def read(pixels: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3))
-
-    return Source(columns, (tf.TensorSpec((), tf.string), tf.TensorSpec((3,), tf.int32)), read)
+    if isinstance(arrays, np.ndarray) or len({array.shape for array in arrays}) == 1:
+        columns = lambda indices: [np.stack([arrays[i] for i in indices])]  # noqa: E731
+        return Source(columns, (tf.uint8,), tf.identity, arrays[0].shape[:2])
+    # Only strings may differ in length within a batch.
+    return Source(
+        lambda indices: [
+            strings(arrays[i].tobytes() for i in indices),
+            np.array([arrays[i].shape for i in indices], np.int32),
+        ],
+        (tf.string, tf.int32),
+        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
+    )
 
 
 def look_up(
@@ -388,9 +418,12 @@ def look_up(
         indices = indices_of(int(step))
         return [*(array[indices] for array in arrays), *source.columns(indices)]
 
-    specs = [*(tf.TensorSpec(array.shape[1:], array.dtype) for array in arrays), *source.specs]
-    columns = _python_calls().call(rows, [step], [spec.dtype for spec in specs])
-    columns = [tf.ensure_shape(c, (batch_size, *spec.shape)) for c, spec in zip(columns, specs, strict=True)]
+    dtypes = [tf.as_dtype(array.dtype) for array in arrays]
+    columns = _python_calls().call(rows, [step], [*dtypes, *source.dtypes])
+    # Without the batch; of what is no image itself, the bytes and the shape.
+    image = (*source.size, 3) if source.size is not None else (source.dimension,) if source.dimension else ()
+    shapes = (*(array.shape[1:] for array in arrays), image, (3,))
+    columns = [tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False)]
     return tf.nest.pack_sequence_as(labels, columns[: len(arrays)]), *columns[len(arrays) :]
 
 
@@ -399,7 +432,7 @@ class _PythonCalls:
 
     CPython ends any foreign thread that calls into it once shutdown has begun. An iterator that still prefetches then
     waits for its thread for ever, and the process never exits. So at exit a check within the graph, which needs no
-    Python, refuses further calls, and the one that is under way is waited for.
+    Python, refuses further calls, and the calls that are under way are waited for.
     """
 
     _PATIENCE = 10.0  # seconds
@@ -410,26 +443,38 @@ class _PythonCalls:
         with tf.init_scope(), tf.device("CPU:0"):
             # Nothing is ever put in: a queue is a flag, open or closed, that no distribution strategy copies.
             self._flag = tf.queue.FIFOQueue(1, [tf.bool])
-        self._lock = threading.Lock()
+        self._running = 0
+        self._idle = threading.Condition()
         atexit.register(self._close)
 
     def call(self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
         # TensorFlow keeps what it calls until the process ends. The function, and the images that it reads, are to live
         # as long as the graph of the dataset that calls it.
-        tf.compat.v1.get_default_graph().called = function
+        graph = tf.compat.v1.get_default_graph()
+        while hasattr(outer := getattr(graph, "outer_graph", None), "outer_graph"):
+            graph = outer
+        if hasattr(graph, "outer_graph"):  # no function without a graph outlives this call
+            graph.called = [*getattr(graph, "called", ()), function]
         weak: Callable[[], Any] = weakref.ref(function)
 
-        def locked(*arguments: Any) -> Any:
-            with self._lock:
+        def counted(*arguments: Any) -> Any:
+            with self._idle:
+                self._running += 1
+            try:
                 return weak()(*arguments)
+            finally:
+                with self._idle:
+                    self._running -= 1
+                    self._idle.notify_all()
 
         closed = tf.raw_ops.QueueIsClosedV2(handle=self._flag.queue_ref)
         with tf.control_dependencies([tf.debugging.Assert(~closed, ["Python is shutting down"])]):
-            return tf.numpy_function(locked, inputs, dtypes)
+            return tf.numpy_function(counted, inputs, dtypes)
 
     def _close(self) -> None:
         self._flag.close()
-        self._lock.acquire(timeout=self._PATIENCE)
+        with self._idle:
+            self._idle.wait_for(lambda: self._running == 0, self._PATIENCE)
         time.sleep(self._GRACE)
 
 

@@ -5,7 +5,6 @@ reading, decoding and augmentation run in TensorFlow, in parallel.
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import decode_image
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
-from tfdml.data.sampling import ClassBalancedSampler, Sampler, Share
+from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
 from tfdml.io.files import free_memory
@@ -35,6 +34,7 @@ def training_batches(
     num_steps: int | None = None,
     cache: bool | Source = False,
     cache_limit_mb: float = CACHE_LIMIT_MB,
+    every: int = 1,
 ) -> tf.data.Dataset:
     """Return the batches of training steps `first_step`, `first_step + 1` and so on.
 
@@ -53,6 +53,7 @@ def training_batches(
             `"random_resized_crop"` at its original size). The batches stay the same bit by bit. Or what
             `decoded_source` returned, for several streams.
         cache_limit_mb: Most memory that the cache may take, in MiB.
+        every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
 
     Returns:
         A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and the data set's
@@ -60,7 +61,7 @@ def training_batches(
         (B, L). With `tokens`, in the place of images a dict of `image` and `text`.
 
     Raises:
-        UserError: A number is negative; the cache would
+        UserError: A number is negative, or `every` less than 1; the sampler is made for more images; the cache would
             exceed its limit, or meets an image that cannot be decoded.
 
     Example:
@@ -69,6 +70,8 @@ def training_batches(
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
     check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
+    check_positive(every=every)
+    require_images(sampler, len(dataset))
     if isinstance(cache, Source):
         source = cache
     else:
@@ -79,13 +82,14 @@ def training_batches(
 
     def rows_of(step: tf.Tensor) -> tuple[Any, ...]:
         labels, *columns = look_up(targets, source, sampler.batch, step, batch_size)
-        if source.read is None:
+        if source.dimension:
             return labels, *columns
         return labels, transform.draw(seed, step, part.whole.batch_size)[part.rows], *columns
 
-    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps
-    steps = tf.data.Dataset.range(first_step, last)
-    batches = _batches(steps, rows_of, source, transform, batch_size)
+    last = np.iinfo(np.int64).max if num_steps is None else first_step + num_steps * every
+    steps = tf.data.Dataset.range(first_step, last, every)
+    at_once = source.size is not None and transform.works_on_batches
+    batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     if dataset.tokens is not None:
         batches = batches.map(lambda images, targets: ({"image": images, "text": targets[1]}, targets[0]))
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
@@ -118,7 +122,7 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return look_up(dataset.labels, source, _in_order(len(dataset), batch_size), step, None)
 
     steps = tf.data.Dataset.range(num_batches)
-    batches = _batches(steps, rows_of, source, transform, batch_size, drop_remainder=False)
+    batches = _batches(steps, rows_of, source, transform, source.size is not None, batch_size, drop_remainder=False)
     return _finished(batches, num_batches)
 
 
@@ -131,6 +135,7 @@ def _batches(
     rows_of: Callable[[tf.Tensor], tuple[tf.Tensor, ...]],
     source: Source,
     transform: Any,
+    at_once: bool,
     batch_size: int,
     drop_remainder: bool = True,
 ) -> tf.data.Dataset:
@@ -140,21 +145,50 @@ def _batches(
         steps: The steps.
         rows_of: Gives for a step labels, what `transform` needs besides, and the columns of `source`.
         source: The images.
-        transform: Makes the view of one image.
+        transform: Makes the view of one image, or the views of a batch of images of one size.
+        at_once: Whether it does the second.
         batch_size: B.
         drop_remainder: Whether all batches have B images.
     """
 
-    if source.read is None:  # vectors have one view
-        return steps.map(as_written(lambda step: rows_of(step)[::-1]), num_parallel_calls=tf.data.AUTOTUNE)
-    read, count = source.read, len(source.specs)
+    @as_written
+    def whole_batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        labels, *draws, images = rows_of(step)
+        # Vectors have one view.
+        return images if source.dimension else transform.batch(images, *draws), labels
 
     @as_written
     def one_image(label: tf.Tensor, *row: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return transform(read(*row[-count:]), *row[:-count]), label
+        draws, columns = row[: -len(source.dtypes)], row[-len(source.dtypes) :]
+        return transform(source.read(*columns), *draws), label
 
+    if source.dimension or at_once:
+        return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
     return images.batch(batch_size, drop_remainder=drop_remainder)
+
+
+def two_view_batches(
+    dataset: ImageDataset, transform: TrainTransform, batch_size: int, seed: int = 0
+) -> tf.data.Dataset:
+    """Two augmented views of each image, in order; which ones, the seed decides.
+
+    Args:
+        dataset: Images each of which is in it twice, in rows 2 i and 2 i + 1.
+        transform: The augmentation.
+        batch_size: B.
+        seed: Decides the augmentation.
+
+    Returns:
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
+
+    Example:
+        >>> twice = dataset.take(np.repeat(np.arange(len(dataset)), 2))
+        >>> views = two_view_batches(twice, TrainTransform("random_crop", resize=32, image_size=28), batch_size=64)
+    """
+    pairs = PairSampler(np.arange(len(dataset)).reshape(-1, 2), batch_size=2, shuffle=False)
+    views = training_batches(dataset, pairs, transform, seed, num_steps=pairs.steps_per_epoch).unbatch()
+    return _finished(views.batch(batch_size), -(-len(dataset) // batch_size))
 
 
 def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
@@ -217,15 +251,15 @@ def class_balanced(
 _Made = TypeVar("_Made")
 
 MEGABYTE = 2**20
-# How many images an estimate reads; of photographs, the mean of so many is right to a few percent.
-_SAMPLED = 32
+# How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
+_SAMPLED = 64
 _PER_TASK = 64
 
 
 def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
     """About how much memory a data set takes when its images are decoded and prepared.
 
-    Decodes 32 images, evenly spaced; unreadable ones are left out of account.
+    Reads the headers of 64 images, evenly spaced; unreadable ones are left out of account.
 
     Args:
         dataset: The images.
@@ -235,11 +269,14 @@ def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
         >>> decoded_bytes(train, TrainTransform("random_crop", 32, 28))  # 256 images of 32 x 32 px
         786432
     """
+    images = dataset.images
     sampled = []
-    for index in np.linspace(0, len(dataset) - 1, min(_SAMPLED, len(dataset))).astype(int).tolist():
-        with contextlib.suppress(UserError):
-            sampled.append(transform.prepare(tf.constant(dataset.images.picture(index))).numpy().nbytes)
-    return round(float(np.mean(sampled or [0])) * len(dataset))
+    for index in np.linspace(0, len(images) - 1, min(_SAMPLED, len(images))).astype(int).tolist():
+        size = images.size(index)
+        if size is not None:
+            height, width = transform.prepared_size(*size)
+            sampled.append(3 * height * width)
+    return round(float(np.mean(sampled or [0])) * len(images))
 
 
 def memory_to_spare(limit_mb: float) -> float:
@@ -259,9 +296,8 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         UserError: They take more, or an image cannot be decoded.
     """
     source = dataset.images.lookup()
-    if source.read is None:
+    if source.dimension or (source.size is not None and transform.prepared_size(*source.size) == source.size):
         return source
-    read = source.read
     total, kept = 0, []
     estimate = decoded_bytes(dataset, transform) / MEGABYTE
     logging.info("caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate)
@@ -269,7 +305,7 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     indices_of = _in_order(len(dataset), _PER_TASK)
     columns_of = as_written(lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:])
     images = tf.data.Dataset.range(-(-len(dataset) // _PER_TASK)).map(columns_of).unbatch()
-    prepare = as_written(lambda *row: transform.prepare(read(*row)))
+    prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
     images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
     try:
         for image in images.as_numpy_iterator():
@@ -342,13 +378,14 @@ def readable_batches(
 
     with concurrent.futures.ThreadPoolExecutor(max(_READERS, os.cpu_count() or 1)) as pool:
 
-        def begin(start: int) -> Iterator[_Made | None]:
-            return pool.map(made, range(start, min(start + batch_size, len(images))))
+        def begin(start: int) -> list[concurrent.futures.Future]:
+            return [pool.submit(made, index) for index in range(start, min(start + batch_size, len(images)))]
 
         coming = begin(0)
         for start in range(0, len(images), batch_size):
             batch, coming = coming, begin(start + batch_size)
-            readable = {row: value for row, value in enumerate(batch, start) if value is not None}
+            values = {start + place: future.result() for place, future in enumerate(batch)}
+            readable = {row: value for row, value in values.items() if value is not None}
             if readable:
                 yield np.array(list(readable)), list(readable.values())
 

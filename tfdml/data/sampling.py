@@ -7,6 +7,7 @@ whether there are a hundred classes or a million.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 from typing import Any, Protocol
@@ -42,7 +43,7 @@ class Sampler(Protocol):
 
 
 # Separates the random streams that one seed feeds.
-CLASS_STREAM, IMAGE_STREAM, SHUFFLE_STREAM = range(3)
+CLASS_STREAM, IMAGE_STREAM, SHUFFLE_STREAM, PASS_STREAM, SUPER_STREAM = range(5)
 
 
 def permutation(size: int, *key: int) -> np.ndarray:
@@ -57,6 +58,8 @@ def permutation(size: int, *key: int) -> np.ndarray:
 
 # Batches are asked for in order; at the end of a pass, two passes may be at work at once.
 _of_a_pass = functools.lru_cache(maxsize=4)(permutation)
+# A super-class continues where its last turn ended.
+_of_a_super_class = functools.lru_cache(maxsize=256)(permutation)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +198,7 @@ class PairSampler:
         check_positive(batch_size=batch_size)
         self._pairs = image_rows(pairs, "pairs")
         count, width = self._pairs.shape
+        self.num_images = int(self._pairs.max(initial=-1)) + 1
         if batch_size % width or batch_size // width > count:
             most = f"up to {count * width}, as there are {count} pairs or triplets"
             raise UserError(f"`batch_size={batch_size}` must be a multiple of {width}, {most}")
@@ -367,15 +371,27 @@ class NeighborSampler(ClassBalancedSampler):
         return np.array(list(dict.fromkeys(candidates[candidates >= 0].tolist()))[:p])
 
 
+WEIGHTS = ("proportional", "uniform")
+
+
 class HierarchicalSampler(_ClassSampler):
     """P distinct classes a batch, K images of each, P / S of them from each of S distinct super-classes.
 
     On Stanford Online Products a batch then holds bicycles and lamps, say, and most of its negative pairs are of one
     kind of product and hard (Cakir et al., "Deep Metric Learning to Rank", CVPR 2019: S = 2, uniform).
 
-    The super-classes of a batch are drawn in proportion to their classes, and the classes of each at random. A warning
-    counts the super-classes of fewer than P / S classes, which are never drawn. Rows are grouped by super-class, then
-    by class.
+    The classes of a super-class are cut, in an order that is new every time, into groups of Q = P / S. A pass gives
+    each super-class turns in proportion to its classes (`"proportional"`: all classes are drawn equally often) or one
+    (`"uniform"`: all super-classes are drawn equally often, the classes of small ones more often), but to no
+    super-class more turns than the pass has batches. In proportion that is one turn for Q classes; where Q does not
+    divide their numbers, a pass is as much longer as makes the turns whole numbers, up to Q times. Turns are assigned
+    by McNaughton's wrap-around rule: the super-classes, in an order and from a place that are new every pass, are laid
+    end to end and cut into S rows of equal length; a batch is a column. The turns left over, and those that a dominant
+    super-class has too many, are left out of the pass. In the next, a super-class continues with its groups where its
+    turns ended.
+
+    All super-classes of fewer than Q classes together make one more. Classes that are never sampled, because it is
+    still too small, are counted in a warning. Rows are grouped by super-class, then by class.
 
     Args:
         labels: (N,) integer class ids, any values.
@@ -384,6 +400,7 @@ class HierarchicalSampler(_ClassSampler):
         images_per_class: K.
         super_classes_per_batch: S.
         seed: A non-negative integer.
+        weights: `"proportional"` or `"uniform"`.
         short_classes: What to do with classes of fewer than K images, see `ClassBalancedSampler`.
 
     Attributes:
@@ -409,34 +426,48 @@ class HierarchicalSampler(_ClassSampler):
         images_per_class: int,
         super_classes_per_batch: int = 1,
         seed: int = 0,
+        weights: str = "proportional",
         short_classes: str = "repeat",
     ):
         super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
         check_positive(super_classes_per_batch=super_classes_per_batch)
+        check_choice("`weights`", weights, WEIGHTS)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
             divisor = f"`super_classes_per_batch={super_classes_per_batch}`"
             raise UserError(f"`classes_per_batch={classes_per_batch}` is no multiple of {divisor}")
         kinds = _kind_of_classes(labels, super_labels)[self._is_sampled]
-        order = np.argsort(kinds, kind="stable")
-        members = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
-        self._members = [classes for classes in members if len(classes) >= self._group]
-        if len(self._members) < super_classes_per_batch:
-            fault = f"the data has {len(self._members)} super-classes with at least {self._group} classes"
+        self._by_kind, self._starts, self._counts = _members(kinds, self._group)
+        if len(self._counts) < super_classes_per_batch:
+            fault = f"the data has {len(self._counts)} super-classes with at least {self._group} classes"
             advice = "lower `super_classes_per_batch` or `classes_per_batch`"
             raise UserError(f"`super_classes_per_batch={super_classes_per_batch}`, but {fault}; {advice}")
-        if left_out := len(members) - len(self._members):
-            text = "%d of %d super-classes are never sampled: they have fewer than %d classes"
-            logging.warning(text, left_out, len(members), self._group)
-        sizes = np.array(list(map(len, self._members)))
-        self._shares, self._rows = sizes / sizes.sum(), super_classes_per_batch
-        num_images = int(self._classes.counts[np.concatenate(self._members)].sum())
+        self._rows = super_classes_per_batch
+        shared = np.gcd.reduce(self._counts, initial=self._group)
+        turns = self._counts // shared if weights == "proportional" else np.ones_like(self._counts)
+        self._columns = _longest_pass(turns, super_classes_per_batch)
+        self._turns = np.minimum(turns, self._columns)
+        num_images = int(self._classes.counts[self._by_kind].sum())
         self.steps_per_epoch = max(1, num_images // self.batch_size)
 
     def _classes_of(self, step: int) -> np.ndarray:
-        rng = np.random.default_rng((self._seed, CLASS_STREAM, step))
-        kinds = rng.choice(len(self._members), self._rows, replace=False, p=self._shares)
-        return np.concatenate([rng.choice(self._members[kind], self._group, replace=False) for kind in kinds])
+        number, place = divmod(step, self._columns)
+        order = _of_a_pass(len(self._turns), self._seed, SUPER_STREAM, number)
+        ends = np.cumsum(self._turns[order])
+        first = np.random.default_rng((self._seed, PASS_STREAM, number, 1)).integers(ends[-1])
+        column = _of_a_pass(self._columns, self._seed, PASS_STREAM, number)[place]
+        turns = (first + column + self._columns * np.arange(self._rows)) % ends[-1]
+        places = np.searchsorted(ends, turns, side="right")
+        turns -= ends[places] - self._turns[order[places]]
+        groups = zip(order[places].tolist(), turns.tolist(), strict=True)
+        return np.concatenate([self._group_of(kind, number, turn) for kind, turn in groups])
+
+    def _group_of(self, kind: int, number: int, turn: int) -> np.ndarray:
+        """Return the classes of a turn of a super-class, (Q,)."""
+        count = int(self._counts[kind])
+        again, group = divmod(number * int(self._turns[kind]) + turn, count // self._group)
+        members = _of_a_super_class(count, self._seed, CLASS_STREAM, again, kind)
+        return self._by_kind[self._starts[kind] + members[group * self._group : (group + 1) * self._group]]
 
 
 def _kind_of_classes(labels: Any, super_labels: Any) -> np.ndarray:
@@ -446,19 +477,53 @@ def _kind_of_classes(labels: Any, super_labels: Any) -> np.ndarray:
         raise UserError(f"there are {len(labels)} labels and {len(super_labels)} super_labels: give one for each image")
     _, first, classes = np.unique(labels, return_index=True, return_inverse=True)
     kinds = super_labels[first]
-    for row in np.flatnonzero(super_labels != kinds[classes])[:1]:
-        raise UserError(f"class {labels[row]} lies in more than one super-class; correct the super-classes")
+    split = np.flatnonzero(super_labels != kinds[classes])
+    if len(split):
+        lowest, highest = sorted((kinds[classes[split[0]]], super_labels[split[0]]))
+        example = f"class {labels[split[0]]} in {lowest} and {highest}"
+        count = len(np.unique(classes[split]))
+        raise UserError(f"{count} classes lie in more than one super-class: {example}; correct the super-classes")
     return kinds
+
+
+def _members(kinds: np.ndarray, at_least: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Group the classes by super-class: where each super-class that has enough begins, and how many it has."""
+    _, kinds, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    # Those that are too small make one more, the last. If it is still too small, it is cut off.
+    kinds = np.where(counts[kinds] < at_least, len(counts), kinds)
+    counts = np.bincount(kinds)
+    counts = counts[counts >= at_least]
+    sampled = int(counts.sum())
+    if sampled < len(kinds):
+        text = "%d of %d classes are never sampled: their super-classes have fewer than %d classes"
+        logging.warning(text, len(kinds) - sampled, len(kinds), at_least)
+    order = np.argsort(kinds, kind="stable")[:sampled]
+    return order, np.cumsum(counts) - counts, counts
+
+
+def _longest_pass(turns: np.ndarray, rows: int) -> int:
+    """Return the largest L with sum of min(turns, L) >= rows * L: how many batches can have distinct super-classes."""
+    lengths = range(2, int(turns.sum()) // rows + 1)
+    return 1 + bisect.bisect_left(lengths, True, key=lambda length: np.minimum(turns, length).sum() < rows * length)
 
 
 class WholeClassSampler:
     """Batches that accumulate all images of randomly chosen classes until they hold B images.
 
     The batches of DML-DA on Stanford Online Products, whose classes have too few images for a fixed number of each (Li
-    et al., "Deep Metric Learning with Density Adaptivity", IV-A).
+    et al., "Deep Metric Learning with Density Adaptivity", IV-A). At every step, and without replaying any other:
 
-    A batch has exactly B distinct images, grouped by class. Every class is whole, save the last, which is cut at random
-    to what still fits.
+    - A batch has exactly B distinct images, grouped by class. Every class is whole, save the last, which is cut at
+      random to what still fits; a class of more than B images never gives more than B.
+    - Classes come in shuffled passes of S batches: within a pass no class comes twice, hence no image. A pass leaves
+      out N - S B images, fewer than B + S (n_max - 1), which are others in every pass.
+    - S is the same for every pass: as many batches as any order of the classes is sure to fill. Before its last class
+      a batch holds at most b images, the largest multiple of the sizes' common divisor below B, so S is the largest s
+      with (s - 1) b + (images of the s - 1 largest classes) + B <= N, where a class counts at most B images (as it does
+      in n_max and N).
+
+    The order of a pass is laid out when its first batch is asked for, in O(C) (a tenth of a second per million
+    classes), and each of its batches then costs O(B).
 
     Args:
         labels: (N,) integer class ids, any values.
@@ -467,7 +532,7 @@ class WholeClassSampler:
 
     Attributes:
         batch_size: B.
-        steps_per_epoch: floor(N / B).
+        steps_per_epoch: S; an epoch is a pass.
 
     Raises:
         UserError: B > N, or a number is out of range.
@@ -491,18 +556,39 @@ class WholeClassSampler:
             logging.warning(text, large, len(self._classes), batch_size)
         self._seed = seed
         self.batch_size = batch_size
-        self.steps_per_epoch = num_images // batch_size
+        self.steps_per_epoch = self._sure_batches()
+        # Batches are asked for in order; at the end of a pass, two passes may be at work at once.
+        self._pass = functools.lru_cache(maxsize=2)(self._lay_out)
 
     def batch(self, step: int) -> np.ndarray:
         """See `Sampler.batch`."""
-        rng = np.random.default_rng((self._seed, CLASS_STREAM, int(step)))
-        most = min(len(self._classes), self.batch_size)
-        classes = rng.choice(len(self._classes), most, replace=False)
-        ends = np.cumsum(self._classes.counts[classes])
-        classes = classes[: np.searchsorted(ends, self.batch_size) + 1]
+        number, place = divmod(int(step), self.steps_per_epoch)
+        order, first = self._pass(number)
+        classes = order[first[place] : first[place + 1]]
         numbers = self._classes.counts[classes]
         numbers[-1] = self.batch_size - numbers[:-1].sum()
         return self._classes.draw(classes, numbers, self._seed, int(step))
+
+    def _sizes(self) -> np.ndarray:
+        return np.minimum(self._classes.counts, self.batch_size)
+
+    def _sure_batches(self) -> int:
+        sizes = self._sizes()
+        num_images, divisor = int(sizes.sum()), int(np.gcd.reduce(sizes))
+        # What the first 0, 1, 2 ... batches use up at most.
+        used = np.concatenate([[0], np.cumsum(np.sort(sizes)[: -(num_images // self.batch_size) : -1])])
+        used += np.arange(len(used)) * ((self.batch_size - 1) // divisor * divisor)
+        return int(np.searchsorted(used, num_images - self.batch_size, side="right"))
+
+    def _lay_out(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the order of classes in a pass, (C,), and where each batch begins and the last ends, (S + 1,)."""
+        order = permutation(len(self._classes), self._seed, PASS_STREAM, number)
+        ends = np.cumsum(self._sizes()[order])
+        first = [0]
+        for _ in range(self.steps_per_epoch):
+            used = ends[first[-1] - 1] if first[-1] else 0
+            first.append(int(np.searchsorted(ends, used + self.batch_size)) + 1)
+        return order, np.array(first)
 
 
 class Share:
@@ -561,6 +647,21 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
         raise UserError(f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: {advice}")
 
 
+def require_images(sampler: Sampler, count: int) -> None:
+    """Refuse a sampler that may draw an image beyond the end.
+
+    Args:
+        sampler: Its `num_images`, where it has any, says how many it needs.
+        count: How many images there are.
+
+    Raises:
+        UserError: It needs more.
+    """
+    needed = getattr(getattr(sampler, "whole", sampler), "num_images", 0)
+    if needed > count:
+        raise UserError(f"the sampler may draw image {needed - 1}, but there are {count}: make it for the same images")
+
+
 class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
     """Batches that a sampler chooses from arrays, for `fit` on every Keras backend.
 
@@ -578,7 +679,8 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         **options: Of `keras.utils.PyDataset`: `workers`, `use_multiprocessing`, `max_queue_size`.
 
     Raises:
-        UserError: Not one label per image, or labels that `tfdml.pairwise.integer_labels` refuses.
+        UserError: Not one label per image, labels that `tfdml.pairwise.integer_labels` refuses, or a sampler of more
+            images. Within `fit`, with one worker: it asks for the batches of an epoch in another order.
 
     Example:
         >>> x, y = np.zeros((6, 8, 8, 3)), np.array([7, 7, 7, 9, 9, 9])
@@ -593,13 +695,22 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         y = integer_labels(y, "y", rows=True)
         if len(x) != len(y):
             raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
+        require_images(sampler, len(x))
         self.x, self.y, self.sampler, self.epoch = x, y, sampler, 0
         self._follows_epochs = False
+        # The next batch of the epoch, while Keras asks for them one after another.
+        self._next: int | None = None
 
     def __len__(self) -> int:
         return self.sampler.steps_per_epoch
 
     def __getitem__(self, index):
+        if self._next is not None and index >= self._next:
+            if index > self._next:
+                raise UserError(
+                    "the batches of a sampler have an order: give fit `shuffle=False`, and no `steps_per_epoch`"
+                )
+            self._next += 1
         rows = self.sampler.batch(self.epoch * len(self) + index)
         return self.x[rows], self.y[rows]
 
@@ -610,9 +721,12 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         """Begin the batches of an epoch; as a callback, of this one."""
         if epoch is not None:
             self.epoch, self._follows_epochs = epoch, True
+        elif self.workers <= 1 and not self.use_multiprocessing:
+            self._next = 0
 
     def on_epoch_end(self, epoch=None, logs=None):
         """Continue with the batches of the next epoch."""
+        self._next = None
         if not self._follows_epochs:
             self.epoch += 1
 

@@ -1,7 +1,8 @@
-"""The web application of a demo: what it shows, and how much may be asked."""
+"""The web application of a demo: what it shows, who may ask, and how much."""
 
 import dataclasses
 import functools
+import hmac
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,10 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -22,12 +25,20 @@ from tfdml.data.images import EncodedImages
 from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
+from tfdml.evaluation import Calibration
 from tfdml.io.http import address_of, listen, read_body, serving
 
 MOST_BYTES = 20 * 2**20
 MOST_NEIGHBORS = 200
 _PAGE, _PICTURE_SIDE, _PICTURES_KEPT = 24, 256, 1000
 _UPLOAD_SECONDS = 30
+_COOKIE = "tfdml_demo"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tfdml.demo"), autoescape=True, undefined=jinja2.StrictUndefined
 )
@@ -41,34 +52,32 @@ class Demo:
         gallery: What is searched.
         embed: From the bytes of an image to its embedding (d,); raises `UserError` where it cannot be decoded.
         model: What the model is called.
+        calibration: Within which distance an image is of the gallery; None: nobody knows.
         embed_texts: From texts to their embeddings (N, d); None: the model has no tower of texts.
     """
 
     gallery: Gallery
     embed: Callable[[bytes], np.ndarray]
     model: str = ""
+    calibration: Calibration | None = None
     embed_texts: Callable[[list[str]], np.ndarray] | None = None
 
     def neighbors(self, query: bytes | str | int, k: int) -> list[dict[str, Any]]:
         """Return the k nearest images to an image, a text, or a row without the row itself, as the page shows them."""
         if isinstance(query, int):
-            vector, own_rows = self.gallery.embeddings[query], np.array([query])
+            pairs = self.gallery.search(self.gallery.embeddings[query], k, query)
         elif isinstance(query, str):
             if self.embed_texts is None:
                 raise UserError(f"{self.model or 'the model'} embeds images alone: name a model of images and texts")
-            vector, own_rows = self.embed_texts([query])[0], None
+            pairs = self.gallery.search(self.embed_texts([query])[0], k)
         else:
             images = EncodedImages((query,), ("the image",))
             if faults := find_faults(images, decode=False, max_pixels=SERVING_LIMIT):
                 raise UserError(f"this is no image to search by: {faults[0].reason}")
-            vector, own_rows = np.asarray(self.embed(query)), None
-        rows, distances = self.gallery.search(vector[None], k, own_rows)
+            pairs = self.gallery.search(np.asarray(self.embed(query)), k)
         # The threshold is of images as queries.
-        calibration = None if isinstance(query, str) else self.gallery.calibration
-        return [
-            {"row": row, "distance": far, "accepted": calibration and bool(calibration.same(far))}
-            for row, far in zip(rows[0].tolist(), distances[0].tolist(), strict=True)
-        ]
+        same = None if self.calibration is None or isinstance(query, str) else self.calibration.same
+        return [{"row": row, "distance": far, "accepted": same and bool(same(far))} for row, far in pairs]
 
 
 def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
@@ -83,11 +92,12 @@ def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
     return embed
 
 
-def application(demo: Demo) -> Starlette:
+def application(demo: Demo, token: str = "") -> Starlette:
     """Return the web application.
 
     Args:
         demo: What it shows.
+        token: What every request has to know; empty: nothing.
 
     Example:
         >>> from starlette.testclient import TestClient
@@ -127,7 +137,7 @@ def application(demo: Demo) -> Starlette:
             "text": words,
             **options,
         }
-        threshold = gallery.calibration and f"{gallery.calibration.threshold:.4g}"
+        threshold = demo.calibration and f"{demo.calibration.threshold:.4g}"
         return HTMLResponse(_TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status)
 
     async def picture(request: Request) -> Response:
@@ -138,9 +148,28 @@ def application(demo: Demo) -> Starlette:
             raise HTTPException(404, short_message(error)) from None
         return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"})
 
+    def fits(text: str) -> bool:
+        return hmac.compare_digest(text.encode(), token.encode())
+
+    async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
+        """Refuse requests from the page of another site, or without the token; add the headers."""
+        response: Response
+        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and request.method != "GET":
+            response = PlainTextResponse("the request comes from another page", 403)
+        elif token and fits(request.query_params.get("token", "")):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+        elif token and not fits(request.cookies.get(_COOKIE, "")):
+            response = PlainTextResponse("open the address that the terminal shows, with its token", 401)
+        else:
+            response = await answer(request)
+        for name, text in _HEADERS.items():
+            response.headers.setdefault(name, text)
+        return response
+
     files = StaticFiles(packages=[(f"tfdml.{package}", "templates") for package in ("demo", "report")])
     routes = [Route("/", page, methods=["GET", "POST"]), Route("/image/{row}", picture), Mount("/files", files)]
-    return Starlette(routes=routes)
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:
@@ -150,16 +179,20 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     return value
 
 
-def serve(demo: Demo, port: int) -> None:
-    """Print the address of the page, and answer requests of this machine until the process is interrupted.
+def serve(demo: Demo, host: str, port: int, token: str) -> None:
+    """Print the address of the page, and answer requests until the process is interrupted.
 
     Args:
         demo: What is shown.
+        host: The address to bind.
         port: The port; 0: any.
+        token: As `application`.
 
     Raises:
         UserError: As `tfdml.io.http.listen`.
     """
-    with listen("127.0.0.1", port) as opened, serving(application(demo), opened) as thread:
-        print(f"{len(demo.gallery):,} images at {address_of(opened)} (Ctrl-C ends the demo)", flush=True)
+    with listen(host, port) as opened, serving(application(demo, token), opened) as thread:
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        address = address_of(opened, shown) + (f"/?token={token}" if token else "/")
+        print(f"{len(demo.gallery):,} images at {address} (Ctrl-C ends the demo)", flush=True)
         thread.join()

@@ -1,4 +1,4 @@
-"""What a demo and `tfdml search` search: a gallery of stored embeddings, a retriever, a database, or images."""
+"""What a demo searches: a gallery of stored embeddings, of a database, or of a folder of images."""
 
 import os
 import sys
@@ -10,15 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data import load
-from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import check_same_model, class_of_each, holds_embeddings, read_embeddings
-from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration
-from tfdml.export.retriever import RETRIEVER_CARD, Retriever
 from tfdml.io.files import confined, is_remote
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 from tfdml.retrieval.galleries import connect, is_gallery
@@ -37,15 +33,13 @@ class Gallery:
         classes: (N,) names or numbers; None: there are none.
         folder: Where the images are. No file of outside is opened; empty: no image is shown.
         distance: As `nearest_neighbors`.
-        model: The fingerprint of the model that embedded them; empty: not known.
-        calibration: Within which distance an image is of the gallery; None: not known.
 
     Raises:
         UserError: The embeddings are not finite.
 
     Example:
-        >>> Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)).search(np.array([[0.9, 0.1]]), k=1)[0]
-        array([[0]])
+        >>> Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)).search(np.array([0.9, 0.1]), k=1)
+        [(0, 0.1414213627576828)]
     """
 
     def __init__(
@@ -56,30 +50,29 @@ class Gallery:
         classes: Any = None,
         folder: str = "",
         distance: str = "euclidean",
-        model: str = "",
-        calibration: Calibration | None = None,
     ):
         self.title, self.names, self.folder, self.distance = title, names, folder, distance
-        self.embeddings, self.model, self.calibration = check_embeddings(embeddings), model, calibration
+        self.embeddings = check_embeddings(embeddings)
         self.classes = None if classes is None else list(map(str, classes))
 
     def __len__(self) -> int:
         return len(self.embeddings)
 
-    def search(self, queries: np.ndarray, k: int, own_rows: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, query: np.ndarray, k: int, without: int | None = None) -> list[tuple[int, float]]:
         """Return the rows and distances of the k nearest images, nearest first; fewer where there are fewer.
 
         Args:
-            queries: (Q, d).
+            query: (d,).
             k: How many.
-            own_rows: (Q,) a row for each query that is left out.
-
-        Returns:
-            (Q, k) rows and distances.
+            without: A row that is left out.
         """
-        k = min(k, len(self) - (own_rows is not None))
-        options: dict[str, Any] = {"distance": self.distance, "own_rows": own_rows}
-        return nearest_neighbors(queries, self.embeddings, k=k, **options)
+        options: dict[str, Any] = {
+            "distance": self.distance,
+            "own_rows": None if without is None else np.array([without]),
+        }
+        k = min(k, len(self) - (without is not None))
+        rows, distances = nearest_neighbors(query[None], self.embeddings, k=k, **options)
+        return list(zip(rows[0].tolist(), distances[0].tolist(), strict=True))
 
     def picture(self, row: int, side: int) -> bytes:
         """Return an image as a JPEG whose longer side is at most `side` pixels.
@@ -91,10 +84,11 @@ class Gallery:
 
         path = self._path(self.names[row])
         images = FileImages((path,))
-        if faults := find_faults(images, decode=False, max_pixels=SERVING_LIMIT):
-            raise UserError(str(faults[0]))
+        size = images.size(0)
+        if size is None or size[0] * size[1] > SERVING_LIMIT:
+            raise UserError(f"{path} is missing, no image, or of more than {SERVING_LIMIT:,} pixels")
         picture = Image.fromarray(images.picture(0))
-        picture.thumbnail((side, side))
+        picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         return tf.io.encode_jpeg(np.asarray(picture), quality=85).numpy()
 
     def _path(self, name: str) -> str:
@@ -109,58 +103,43 @@ class Gallery:
         return path
 
 
-def is_retriever(address: str) -> bool:
-    """Whether a path is that of a retriever, or of a folder of its versions."""
-    version = served_version(Path(address))
-    return version is not None and (version / RETRIEVER_CARD).is_file()
-
-
 def open_gallery(
-    address: str, source: EmbeddingBackend | None = None, folder: str = "", distance: str = "euclidean"
+    address: str, model: EmbeddingBackend, folder: str = "", distance: str = "euclidean", batch_size: int = 100
 ) -> Gallery:
     """Return the gallery at a path or address, read into memory.
 
     Args:
-        address: Of a database or a retriever; or as `read_embeddings`; or a folder of images, which are embedded now.
-            What cannot be decoded of them is left out, and printed.
-        source: What embeds the images of a folder.
+        address: Of a database; or as `read_embeddings`; or a folder of images, which are embedded now. What cannot be
+            decoded of them is left out, and printed.
+        model: What embeds images and queries.
         folder: Where the images of embeddings are. A database names them in its column `path`, or else by its ids.
-        distance: As `nearest_neighbors`; a database and a retriever have their own.
+        distance: As `nearest_neighbors`; a database has its own.
+        batch_size: Images that are embedded at once.
 
     Raises:
-        UserError: There is no image, or no row; a database has more than `MOST_ROWS`.
+        UserError: There is no image, or no row; a database has more than `MOST_ROWS`; it is of another model.
     """
     if is_gallery(address):
         with connect(address) as database:
-            rows, about = database.rows(MOST_ROWS + 1), database.about
-        if not 0 < len(rows.ids) <= MOST_ROWS:
-            raise UserError(f"`uri={database.address}` must have from 1 to {MOST_ROWS:,} rows to be read into memory")
-        names = [path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)]
-        texts: Any = rows.columns["class"] if any(rows.columns["class"]) else None
-        model = about.model if about else ""
-        return Gallery(str(database.address), names, rows.vectors, texts, folder, database.distance, model)
-    if is_retriever(address):
-        retriever = Retriever.load(address)
-        items = retriever.gallery()
-        options: dict[str, Any] = {"model": items.model, "calibration": retriever.calibration}
-        return Gallery(address, items.ids, items.embeddings, items.classes, folder, **options)
+            rows = database.rows(MOST_ROWS + 1)
+            database.check(rows.vectors.shape[1], model.fingerprint(), "queries")
+            if not 0 < len(rows.ids) <= MOST_ROWS:
+                count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
+                raise UserError(f"`uri={database.address}` holds {count}; the demo shows 1 to {MOST_ROWS:,}")
+            names = [path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)]
+            texts: Any = rows.columns["class"] if any(rows.columns["class"]) else None
+            return Gallery(str(database.address), names, rows.vectors, texts, folder, database.distance)
     if holds_embeddings(address):
         stored = read_embeddings(address)
-        return Gallery(address, stored.names, stored.embeddings, stored.classes, folder, distance, stored.model)
+        check_same_model(stored.model, model.fingerprint(), f"`gallery={address}` and the queries")
+        return Gallery(address, stored.names, stored.embeddings, stored.classes, folder, distance)
     dataset = load("folder", address, "all")
-    if source is None:
-        raise UserError(f"{address} is a folder of images: name the --model that embeds them")
     print(f"embedding {len(dataset):,} images; a folder of tfdml embed as --gallery keeps embeddings", flush=True)
-    readable, vectors, faults = embed_readable(source, dataset, batch_size=100)
+    readable, vectors, faults = embed_readable(model, dataset, batch_size)
     if not len(readable):
         raise UserError(f"no image of {address} can be decoded; the first: {faults[0]}")
     if faults:
-        print(f"{len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr)
+        print(f"demo: {len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr)
     names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
     classes = class_of_each(dataset.labels[readable], dataset.class_names)
-    return Gallery(address, names, vectors, classes, address, distance, source.fingerprint())
-
-
-def check_queries(gallery: Gallery, model: str) -> None:
-    """Raise a `UserError` where queries are of another model than the gallery."""
-    check_same_model(gallery.model, model, f"`gallery={gallery.title}` and the queries")
+    return Gallery(address, names, vectors, classes, address, distance)

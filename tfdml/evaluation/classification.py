@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from absl import logging
+from scipy import sparse
+from sklearn.isotonic import IsotonicRegression
 from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import number, one_of
@@ -18,11 +20,12 @@ from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import AllPairs
 from tfdml.pairwise import DISTANCES
-from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, neighbor_blocks
+from tfdml.retrieval.exact import check_dimensions, check_embeddings, nearest_neighbors, neighbor_blocks, unit_rows
 
 #: What a threshold can be calibrated to.
-KINDS = ("fpir", "far")
+KINDS = ("fpir", "far", "precision")
 TARGETS = tuple(f"{kind}=" for kind in KINDS)
+WEIGHTS = ("uniform", "distance", "softmax")
 
 
 def largest_threshold(distances: Any, fpir: float, distance: str) -> float:
@@ -95,39 +98,41 @@ class Searches:
         if sizes[self._own].max() == len(gallery):
             raise UserError("the rates of unknown classes need a gallery of at least two classes")
 
-        options: dict[str, Any] = {"k": 1, "distance": distance, "own_rows": own_rows}
-        of_others = neighbor_blocks(
-            embeddings,
-            gallery,
-            ignored=lambda block, rows: classes[rows] == self._own[block, None],
-            most_ignored=int(sizes.max()),
-            **options,
+        def nearest(**left_out: Any) -> tuple[np.ndarray, np.ndarray]:
+            blocks = neighbor_blocks(embeddings, gallery, k=1, distance=distance, own_rows=own_rows, **left_out)
+            parts = [(rows[:, 0], distances[:, 0]) for _, rows, distances in blocks]
+            rows, distances = map(np.concatenate, zip(*parts, strict=True))
+            return classes[rows], distances
+
+        self._other, self.unknown = nearest(
+            ignored=lambda block, rows: classes[rows] == self._own[block, None], most_ignored=int(sizes.max())
         )
-        self.unknown = np.concatenate([distances[:, 0] for _, _, distances in of_others])
-        rows, distances = nearest_neighbors(embeddings, gallery, **options)
-        self.nearest, self.right = distances[:, 0], classes[rows[:, 0]] == self._own
+        closest, self.nearest = nearest()
+        self.right = closest == self._own
         self.known = sizes[self._own] > (own_rows is not None)
 
-    def rates(self, threshold: float, new_classes: bool = False) -> dict[str, Interval]:
-        """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes of the queries.
-
-        Args:
-            threshold: The largest distance of an accepted image.
-            new_classes: Whether the intervals are of the rates on as many other classes, and not of those expected.
-        """
-        rates = {"fpir": _over_classes(self.unknown <= threshold, self._own, new_classes)}
+    def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
+        """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes of the queries."""
+        accepted = self.unknown <= threshold
+        shape = (max(self._own.max(), self._other.max()) + 1,) * 2
+        ends = self._own[accepted], self._other[accepted]
+        counts = sparse.coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
+        # Two classes that lie near one another are falsely found by the queries of both.
+        mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
+        rates = {"fpir": _over_classes(accepted, self._own, mutual, level, new_classes)}
         if self.known.any():
             answered = (self.right & (self.nearest <= threshold))[self.known]
-            rates["tpir"] = _over_classes(answered, self._own[self.known], new_classes)
+            rates["tpir"] = _over_classes(answered, self._own[self.known], 0.0, level, new_classes)
         return rates
 
 
-def _over_classes(hits: np.ndarray, classes: np.ndarray, new_classes: bool) -> Interval:
+def _over_classes(hits: np.ndarray, classes: np.ndarray, mutual: float, level: float, new_classes: bool) -> Interval:
     """Return the share of hits with its cluster-robust interval."""
     numbers = np.unique(classes, return_inverse=True)[1]
     groups, rate = int(numbers.max()) + 1, float(hits.mean())
-    variance = np.square(np.bincount(numbers, weights=hits - rate) / len(hits)).sum() * groups / max(groups - 1, 1)
-    return rate_interval(rate, (2 if new_classes else 1) * variance, groups)
+    variance = np.square(np.bincount(numbers, weights=hits - rate) / len(hits)).sum() + mutual
+    variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+    return rate_interval(rate, variance, groups, level, groups)
 
 
 def identification_rates(
@@ -139,6 +144,7 @@ def identification_rates(
     gallery_labels: Any = None,
     own_rows: Any = None,
     distance: str = "euclidean",
+    level: float = 0.95,
 ) -> dict[str, Interval]:
     """Measures the rates of searches of a gallery at a given threshold, such as that of a `Calibration`.
 
@@ -150,10 +156,9 @@ def identification_rates(
         gallery_labels: (G,).
         own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over the classes of the queries.
 
     Returns:
-        Rates with intervals of 95 % over the classes of the queries.
-
         - `fpir`: false positive identification rate: the share of the queries for which an image of another class lies
             within the threshold, as if the query's class were unknown (NIST FRVT 1:N; ISO/IEC 19795-1).
         - `tpir`: true positive identification rate, 1 - FNIR, also called detection and identification rate: the share
@@ -169,8 +174,9 @@ def identification_rates(
         >>> rates["fpir"].mean, rates["tpir"].mean
         (0.0, 1.0)
     """
+    check_share(level=level)
     searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
-    return searches.rates(number("threshold", threshold))
+    return searches.rates(number("threshold", threshold), level, new_classes=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,12 +186,17 @@ class Calibration:
     Attributes:
         threshold: The largest distance that is accepted.
         distance: The distance.
-        kind: What was asked for: `far` of pairs of images, or `fpir` of searches of a gallery.
+        kind: What was asked for: `far` or `precision` of pairs of images, or `fpir` of searches of a gallery.
         rate: The rate that was asked for, such as 0.01.
-        rates: Each rate at the threshold with the interval of 95 % for as many other classes. Of pairs `far` and `tar`;
-            of searches `fpir` and `tpir`, as `identification_rates`.
+        rates: Each rate at the threshold with the interval for as many other classes. Of pairs `far`, `tar` and
+            `precision`, at the share of pairs of one class that the held-out images have; of searches `fpir` and
+            `tpir`, as `identification_rates`.
+        level: The coverage of the intervals.
         num_images: The number of images: held-out ones, or for `fpir` those of the gallery.
         num_classes: The number of their classes.
+        distances: (K,) distances, ascending, at which `probabilities` stand; none for `fpir`.
+        probabilities: (K,) the probability that a pair at that distance is of one class, not ascending.
+        prior: The share of pairs of one class that the probabilities assume.
 
     Example:
         >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
@@ -199,8 +210,12 @@ class Calibration:
     kind: str
     rate: float
     rates: Mapping[str, Interval]
+    level: float
     num_images: int
     num_classes: int
+    distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    prior: float | None = None
 
     @property
     def target(self) -> str:
@@ -221,6 +236,10 @@ class Calibration:
     def same(self, distances: Any) -> np.ndarray:
         """Return whether pairs at these distances are called the same."""
         return np.asarray(distances, np.float64) <= self.threshold
+
+    def probability(self, distances: Any) -> np.ndarray:
+        """Return the probability that pairs at these distances are of one class."""
+        return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
 
     def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
         """Return this calibration if it holds for searches of a gallery.
@@ -249,7 +268,10 @@ class Calibration:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
-        return dataclasses.asdict(self) | {"rates": {name: list(rate) for name, rate in self.rates.items()}}
+        plain = dataclasses.asdict(self)
+        return {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in plain.items()} | {
+            "rates": {name: list(rate) for name, rate in self.rates.items()}
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str | os.PathLike = "from_dict") -> Calibration:
@@ -266,8 +288,11 @@ class Calibration:
         with user_errors((TypeError, ValueError, AttributeError), f"{where}: the calibration cannot be used: {REASON}"):
             if set(values) != names:
                 raise ValueError(f"a calibration has the values {', '.join(sorted(names))}, not {', '.join(values)}")
+            numbers = {name: np.asarray(values[name], float) for name in ("threshold", "distances", "probabilities")}
+            if not all(np.isfinite(number).all() for number in numbers.values()):
+                raise ValueError("its threshold or its curve is damaged")
             rates = {name: Interval(*rate) for name, rate in values["rates"].items()}
-            return cls(**{**values, "threshold": number("threshold", values["threshold"]), "rates": rates})
+            return cls(**{**values, **numbers, "threshold": float(values["threshold"]), "rates": rates})
 
 
 def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
@@ -297,68 +322,139 @@ def calibrate(
     labels: Any,
     *,
     far: float | None = None,
+    precision: float | None = None,
     fpir: float | None = None,
     gallery: Any = None,
     gallery_labels: Any = None,
     own_rows: Any = None,
     distance: str = "euclidean",
+    level: float = 0.95,
+    prior: float | None = None,
+    views: Any = None,
 ) -> Calibration:
     """Chooses the threshold on the distance up to which an image is accepted.
 
     Use classes that the embedder was not trained on: on training classes the rates come out too good.
 
-    - `fpir`, for searches of a gallery: the largest threshold at which at most this share of the queries of unknown
-      classes is accepted. Each query searches the gallery without its own class. The rate grows with the gallery, whose
-      size is stored.
-    - `far`, for pairs of images: the largest threshold whose false accept rate is at most this.
+    For searches of a gallery, where a query meets all of its images:
+
+    - `fpir`: the largest threshold at which at most this share of the queries of unknown classes is accepted. Each
+      query searches the gallery without its own class. The rate grows with the gallery, whose size is stored.
+
+    For pairs of images, one to one:
+
+    - `far`: the largest threshold whose false accept rate is at most this.
+    - `precision`: the largest threshold at which this share of the accepted pairs is of one class.
 
     The intervals are those of the rates that this threshold has on as many other classes of the same kind. They hold
-    both the uncertainty of the choice and that of the other classes: twice the variance over these classes.
+    both the uncertainty of the choice and that of the other classes (twice the variance of these: see `verification`;
+    of searches, the variance over the classes of the queries, and of classes that are found by one another's queries).
+    The probability of "same" is the isotonic regression of "same" on the distance over all pairs (Zadrozny and Elkan,
+    2002, "Transforming classifier scores into accurate multiclass probability estimates"), in the 2**20 bins of
+    `verification`.
 
     Args:
         embeddings: (N, d), of held-out classes.
         labels: (N,) class ids (integers); for `fpir` also names.
-        far: The false accept rate to keep to. Give one of the two.
+        far: The false accept rate to keep to. Give one of the three.
+        precision: The precision to keep to.
         fpir: The false positive identification rate to keep to.
         gallery: For `fpir`: (G, d), which the embeddings search; None: they search one another.
         gallery_labels: (G,).
         own_rows: (N,) the row of each query in the gallery, where it is one of its images.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals.
+        prior: The share of pairs of one class among the pairs that will be asked about; None: that of these images.
+        views: For `far` and `precision`, as `verification`: pairs of an image and a text, not of two images.
 
     Returns:
         A `Calibration`.
 
     Raises:
-        UserError: No rate or both, one that is not between 0 and 1, too few images to show it or exact copies beyond
-            it; as `verification` and `identification_rates`.
+        UserError: Not exactly one of the rates, a rate outside 0 to 1, a rate that these images cannot show or reach,
+            an argument of another rate, or embeddings and labels that `verification` or `Searches` refuses.
 
     Example:
         >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
-        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3)
-        >>> calibration.rates["tar"].mean
-        1.0
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9)
+        >>> 0.1 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
+        (True, 1.0)
+        >>> tfdml.evaluation.calibrate(images, labels, fpir=0.25).rates["fpir"].mean
+        0.0
     """
-    if fpir is not None and far is None:
+    rates = {kind: rate for kind, rate in zip(KINDS, (fpir, far, precision), strict=True) if rate is not None}
+    if len(rates) != 1:
+        raise UserError("give one of fpir=, such as 0.01, far=, such as 0.001, and precision=, such as 0.99")
+    ((kind, rate),) = rates.items()
+    check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
+    if fpir is not None:
+        if not (prior is views is None):
+            raise UserError("`prior` and `views` go with far= or precision=")
         searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
         threshold = largest_threshold(searches.unknown, fpir, distance)
-        rates = searches.rates(threshold, new_classes=True)
-        return Calibration(threshold, distance, "fpir", fpir, rates, searches.num_images, searches.num_classes)
-    if far is None or fpir is not None:
-        raise UserError("give one of fpir=, such as 0.01, and far=, such as 0.001")
-    check_share(far=far)
+        rates_there = searches.rates(threshold, level, new_classes=True)
+        size = searches.num_images, searches.num_classes
+        return Calibration(threshold, distance, kind, rate, rates_there, level, *size)
     if not (gallery is gallery_labels is own_rows is None):
         raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
-    pairs = AllPairs(embeddings, labels, distance)
+    pairs = AllPairs(embeddings, labels, distance, views)
+    same, different = pairs.histogram.positive, pairs.histogram.negative
+    threshold = _of_far(pairs, rate) if kind == "far" else _of_precision(pairs, rate)
+    (point,) = pairs.operating_points([threshold], level, new_classes=True)
+    prior = float(same.sum() / (same.sum() + different.sum())) if prior is None else prior
+    return Calibration(
+        point.threshold,
+        distance,
+        kind,
+        rate,
+        {name: getattr(point, name) for name in ("far", "tar", "precision")},
+        level,
+        int(pairs.sizes.sum()),
+        len(pairs.sizes),
+        *_isotonic(pairs, prior),
+        prior,
+    )
+
+
+def _of_far(pairs: AllPairs, far: float) -> float:
+    """Return the largest threshold at which the share of accepted pairs of different classes is at most `far`."""
     count = int(pairs.histogram.negative.sum())
     if far * count < 1:
         raise UserError(f"far={far:g} needs at least {1 / far:,.0f} pairs of different classes, not {count:,}")
-    threshold = pairs.threshold(far)
-    if threshold < 0 and distance != "dot":
+    (threshold,), _ = pairs.thresholds([far])
+    if threshold < 0 and pairs.distance != "dot":
         copies = f"more than {int(far * count):,} of the {count:,} pairs of different classes are at distance 0"
         raise UserError(f"far={far:g} cannot be kept to: {copies}; remove the copies, or correct their labels")
-    (point,) = pairs.operating_points([threshold], new_classes=True)
-    rates = {"far": point.far, "tar": point.tar}
-    return Calibration(threshold, distance, "far", far, rates, int(pairs.sizes.sum()), len(pairs.sizes))
+    return threshold
+
+
+def _of_precision(pairs: AllPairs, precision: float) -> float:
+    """Return the largest threshold at which this share of the accepted pairs is of one class."""
+    coarse = pairs.curve()
+    bins = np.flatnonzero(pairs.histogram.positive + pairs.histogram.negative)
+    enough = coarse.same[bins] >= precision * (coarse.same + coarse.different)[bins]
+    last = np.max(np.flatnonzero(enough), initial=-1)
+    # Within the next bin that holds a pair the precision may still be reached.
+    curve = pairs.curve(bins[max(last, 0) : last + 2])
+    total = curve.same + curve.different
+    good = np.flatnonzero((curve.same >= precision * total) & (np.diff(total, prepend=0) > 0))
+    if not len(good):
+        raise UserError(f"no threshold reaches precision={precision:g} on these images")
+    # Up to the next distance, or the end of the bin, no further pair is accepted.
+    return max(pairs.below(np.append(curve.starts, pairs.edges[-1])[good[-1] + 1]), float(curve.ends[good[-1]]))
+
+
+def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the knots of the probability of "same" by distance, as if the pairs of one class were a share `prior`."""
+    same, different = pairs.histogram.positive, pairs.histogram.negative
+    same, different = same * prior / same.sum(), different * (1 - prior) / different.sum()
+    weights = same + different
+    some = weights > 0
+    edges = pairs.histogram.edges
+    centers = (edges[:-1] + edges[1:])[some] / 2
+    regression = IsotonicRegression(increasing=False)
+    regression.fit(centers, same[some] / weights[some], sample_weight=weights[some])
+    return regression.X_thresholds_, regression.y_thresholds_
 
 
 @dataclasses.dataclass(frozen=True)
@@ -368,7 +464,7 @@ class Predictions:
     Attributes:
         labels: (Q,) the class, or the classifier's `unknown` where nothing of it is near enough.
         closed: (Q,) the class as if every query were of a known one.
-        distances: (Q,) the distance to the nearest image of that class.
+        distances: (Q,) the distance to the nearest image, or to the center, of that class.
         confidences: (Q,) the share of the votes for that class, 0 to 1.
     """
 
@@ -379,7 +475,7 @@ class Predictions:
 
 
 class KNNClassifier:
-    """Classifies by a vote of the k nearest images of a gallery, each with the weight exp(-distance / temperature).
+    """Classifies by a vote of the k nearest images of a gallery.
 
     Adding a class is adding its images: nothing is trained. A query whose nearest image of the class voted for is
     further away than the threshold is of no known class.
@@ -389,15 +485,16 @@ class KNNClassifier:
         labels: (G,) class ids (integers) or names.
         k: The number of images that vote; all, where there are fewer.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        temperature: Of the weights.
+        weights: What a vote weighs. `uniform`: 1. `distance`: the inverse of the distance (Dudani, 1976). `softmax`:
+            exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature learning via non-parametric instance
+            discrimination").
+        temperature: Of `softmax`.
         threshold: The largest distance of a known class: a `Calibration` from `calibrate(..., fpir=0.01)`, or a number
-            in this `distance`. None: every query is of a known class.
+            in this `distance`. None: every query is of a known class. See also `fit_threshold`.
 
     Raises:
         UserError: The gallery is empty or has other labels than one a row; an argument is out of range; the calibration
             is of another distance, or of pairs.
-
-    Source: Wu et al., "Unsupervised feature learning via non-parametric instance discrimination", CVPR 2018.
 
     Example:
         >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
@@ -413,18 +510,21 @@ class KNNClassifier:
         *,
         k: int = 5,
         distance: str = "euclidean",
+        weights: str = "softmax",
         temperature: float = 0.07,
         threshold: float | Calibration | None = None,
     ):
         check_positive(k=k)
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
-        self.k, self.temperature = k, temperature
+        self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
         self._calibration = threshold if isinstance(threshold, Calibration) else None
         if isinstance(threshold, Calibration):
             threshold = threshold.threshold
         self.threshold = None if threshold is None else number("threshold", threshold)
         self.distance = one_of("distance", distance, DISTANCES)
+        if self.distance == "dot" and self.weights == "distance":
+            raise UserError("weights='distance' are inverse distances, which negative products are not: take softmax")
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
         self.labels = ids_or_names(labels, len(embeddings))[:0]
         self.add(embeddings, labels)
@@ -445,6 +545,7 @@ class KNNClassifier:
         self.embeddings = np.concatenate([self.embeddings, embeddings])
         if self._calibration is not None:
             self._calibration.for_searches(self.distance, len(self.labels))
+        self._update()
 
     @property
     def unknown(self) -> Any:
@@ -456,6 +557,22 @@ class KNNClassifier:
         """The classes, sorted."""
         return np.unique(self.labels)
 
+    def fit_threshold(self, queries: Any, *, fpir: float = 0.01) -> float:
+        """Chooses the threshold from queries of classes that are not in the gallery.
+
+        Args:
+            queries: (Q, d) embeddings of unknown classes, other ones than those that the classifier is measured on.
+            fpir: The share of them that may be taken for a known class.
+
+        Returns:
+            The threshold, in the classifier's `distance`, which it uses from now on.
+
+        Raises:
+            UserError: `fpir` is not between 0 and 1, or below what so few queries can show.
+        """
+        self.threshold = largest_threshold(self.classify(queries).distances, fpir, self.distance)
+        return self.threshold
+
     def classify(self, queries: Any) -> Predictions:
         """Return the class of each query.
 
@@ -465,23 +582,85 @@ class KNNClassifier:
         Raises:
             UserError: Embeddings that are not finite or of another dimension.
         """
-        queries = check_embeddings(queries, "queries")
+        closed, distances, confidences = self._votes(check_embeddings(queries, "queries"))
+        known = np.ones(len(closed), bool) if self.threshold is None else distances <= self.threshold
+        labels = np.where(known, self._names[closed], self.unknown)
+        return Predictions(labels, self._names[closed], distances, confidences)
+
+    def _update(self) -> None:
+        self._names, self._places = np.unique(self.labels, return_inverse=True)
+
+    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Place of the class, distance and confidence of each query."""
         k = min(self.k, len(self.embeddings))
         rows, distances = nearest_neighbors(queries, self.embeddings, k=k, distance=self.distance)
-        names, places = np.unique(self.labels, return_inverse=True)
-        classes = places[rows]
-        weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
-        # Of the class of each neighbor; of equal votes, the class of the nearest image wins.
+        classes = self._places[rows]
+        if self.weights == "uniform":
+            weights = np.ones(distances.shape)
+        elif self.weights == "distance":
+            # Those at distance 0 alone vote, if there are any.
+            exact = distances <= 0
+            weights = np.where(exact.any(axis=1, keepdims=True), exact, 1 / np.where(exact, 1.0, distances))
+        else:
+            weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
+        # (Q, k): the votes of the class of each neighbor; the nearest of equal classes wins.
         votes = np.stack([np.sum(weights * (classes == classes[:, [i]]), axis=1) for i in range(k)], axis=1)
-        each, best = np.arange(len(queries)), np.argmax(votes, axis=1)
-        closed, nearest = names[classes[each, best]], distances[each, best]
-        known = np.ones(len(queries), bool) if self.threshold is None else nearest <= self.threshold
-        labels = np.where(known, closed, self.unknown)
-        return Predictions(labels, closed, nearest, votes[each, best] / weights.sum(axis=1))
+        best = np.argmax(votes, axis=1)
+        every = np.arange(len(queries))
+        return classes[every, best], distances[every, best], votes[every, best] / weights.sum(axis=1)
+
+
+class CentroidClassifier(KNNClassifier):
+    """Classifies by the nearest class center: the mean of a class's images (Snell et al., 2017, prototypes).
+
+    With `cosine` and `dot`, images are scaled to length 1 before the mean.
+
+    Args:
+        embeddings: (G, d) of the gallery.
+        labels: (G,) class ids (integers) or names.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        temperature: Of the softmax over the distances to the centers, which is the confidence.
+        threshold: The largest `distance` to the center of a known class. A `Calibration` is of the distances between
+            images, which are larger: use `fit_threshold`. None: every query is of a known class.
+
+    Raises:
+        UserError: As `KNNClassifier`, or the threshold is a `Calibration`.
+
+    Example:
+        >>> classifier = tfdml.evaluation.CentroidClassifier([[0.0], [0.2], [5.0]], [3, 3, 8], distance="euclidean")
+        >>> classifier.add([[9.0]], [12])  # a new class
+        >>> classifier.classify([[0.2], [8.0]]).labels.tolist()
+        [3, 12]
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        *,
+        distance: str = "euclidean",
+        temperature: float = 0.07,
+        threshold: float | None = None,
+    ):
+        if isinstance(threshold, Calibration):
+            raise UserError("a calibration is of distances between images, not to a center: use fit_threshold")
+        super().__init__(embeddings, labels, distance=distance, temperature=temperature, threshold=threshold)
+
+    def _update(self) -> None:
+        super()._update()
+        points = unit_rows(self.embeddings) if self.distance in ("cosine", "dot") else self.embeddings
+        sums = np.zeros((len(self._names), points.shape[1]))
+        np.add.at(sums, self._places, points)
+        self.centers = (sums / np.bincount(self._places)[:, None]).astype(np.float32)
+
+    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, distances = nearest_neighbors(queries, self.centers, k=len(self.centers), distance=self.distance)
+        weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
+        return rows[:, 0], distances[:, 0], 1 / weights.sum(axis=1)
 
 
 def evaluate_classification(
-    classifier: KNNClassifier, queries: Any, labels: Any, *, fpirs: Sequence[float] = (0.01, 0.1)
+    classifier: Any, queries: Any, labels: Any, *, fpirs: Sequence[float] = (0.01, 0.1)
 ) -> dict[str, float]:
     """Measures a classifier on queries of known classes, and of unknown ones where there are any.
 
@@ -497,7 +676,7 @@ def evaluate_classification(
     - With the classifier's threshold: `known_accepted` (accepted and correct) and `unknown_accepted`, shares.
 
     Args:
-        classifier: A `KNNClassifier`.
+        classifier: A `KNNClassifier` or `CentroidClassifier`.
         queries: (Q, d) embeddings.
         labels: (Q,) class ids or names.
         fpirs: The false positive identification rates to report.

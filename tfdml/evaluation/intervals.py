@@ -247,18 +247,20 @@ def _student(mean: float, variance: float, freedom: float, level: float) -> Inte
     return Interval(mean, mean - half, mean + half, error)
 
 
-def rate_interval(rate: float, variance: float, groups: int) -> Interval:
-    """Return a rate with its interval of 95 % on the scale of log odds, with Student's t.
+def rate_interval(rate: float, variance: float, groups: int, level: float, whole: float) -> Interval:
+    """Return a rate with its interval on the scale of log odds, with Student's t.
 
     Args:
         rate: From 0 to 1.
         variance: Of the rate.
         groups: The number of independent groups that it comes from.
+        level: The coverage.
+        whole: At a rate of 0 or 1, how many independent groups were without a case, or without any other.
     """
     rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
     if rate in (0.0, 1.0) or groups < 2:
-        beyond = 1 - 0.025 ** (1 / max(groups, 1))
+        beyond = 1 - ((1 - level) / 2) ** (1 / max(whole, 1))
         low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
         return Interval(rate, float(low), float(high), error)
-    width = student.ppf(0.975, groups - 1) * error / (rate * (1 - rate))
+    width = student.ppf((1 + level) / 2, groups - 1) * error / (rate * (1 - rate))
     return Interval(rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error)

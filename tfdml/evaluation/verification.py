@@ -15,7 +15,7 @@ from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.pairwise import DISTANCES, image_rows
-from tfdml.retrieval.exact import check_embeddings, in_float32, measure, row_blocks, unit_rows
+from tfdml.retrieval.exact import check_embeddings, frame_of, in_float32, measure, row_blocks
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import PairList
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 # Rows and columns of the distance matrix that are counted at once.
 _TILE = 1024
-# Distances are counted by the first bits of their float32 number: within a bin they differ by at most 3e-5. The bins
-# reach 64 powers of two below the largest distance; for negative and positive ones 32 each.
-_BINS, _DROPPED_BITS = 2**21, 8
+# How many bins distances are counted in, a power of two: so many that what happens within one does not matter.
+_BINS = 2**20
+# Below the largest distance by this many powers of two there is one bin; twice as many for squares.
+_OCTAVES = 32
 # The share of |x|^2 + |y|^2 from which on |x - y|^2 is that of products, to 1e-9 in float64.
 _OF_PRODUCTS = 1e-6
-# Points of a ROC curve.
-_POINTS = 1000
+# Numbers of the differences that are measured at once: 8 MB.
+_DIFFERENCES_AT_ONCE = 2**20
+# Counts of a strip of classes against all classes, for every threshold.
+_STRIP = 2**23
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,20 +41,56 @@ class PairHistogram:
     """Counts of the pairs of images by distance.
 
     Args:
-        edges: (K + 1,) float64, ascending: bin k reaches from `edges[k]` to below `edges[k + 1]`.
+        edges: (K + 1,) float64, ascending: bin k reaches from `edges[k]` to `edges[k + 1]`.
         positive: (K,) int64 pairs of one class.
         negative: (K,) int64 pairs of different classes.
+        mean_positive: The mean d+, of the distances and not of the bins.
+        mean_negative: The mean d-.
     """
 
     edges: np.ndarray
     positive: np.ndarray
     negative: np.ndarray
+    mean_positive: float
+    mean_negative: float
 
-    @property
-    def area(self) -> float:
-        """The area under the ROC curve: the probability of d+ < d-, and half that of both in one bin."""
-        further = 1 - np.cumsum(self.negative) / self.negative.sum()
-        return float((self.positive * (further + self.negative / self.negative.sum() / 2)).sum() / self.positive.sum())
+    def rebinned(self, bins: int) -> PairHistogram:
+        """Return the same pairs in at most `bins` bins, from the least distance that occurs to the largest.
+
+        They are as wide as one another as far as the present edges allow, at which they begin and end.
+
+        Example:
+            >>> histogram = AllPairs([[0.0], [1.0], [5.0]], [0, 0, 1]).histogram.rebinned(2)
+            >>> histogram.positive.tolist(), histogram.negative.tolist()
+            ([1, 0], [0, 2])
+        """
+        places = np.flatnonzero(self.positive + self.negative)
+        first, stop = int(places[0]), int(places[-1]) + 1
+        new_edges = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
+        starts = np.unique(np.searchsorted(self.edges, new_edges, side="right") - 1)
+        positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
+        return dataclasses.replace(
+            self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
+        )
+
+
+def probability_nearer(positive: Any, negative: Any) -> float:
+    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same ascending bins.
+
+    Pairs in one bin count as ties: with fine bins the error is at most half of sum_k p_k q_k.
+
+    Args:
+        positive: (K,) counts or probabilities of d+; scaled to the sum 1.
+        negative: (K,) the same of d-.
+
+    Example:
+        >>> probability_nearer([1, 1, 0], [0, 1, 1])
+        0.875
+    """
+    p, q = (np.asarray(counts, np.float64) for counts in (positive, negative))
+    p, q = p / p.sum(), q / q.sum()
+    further = 1 - np.cumsum(q)
+    return float((p * (further + q / 2)).sum())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,11 +101,13 @@ class OperatingPoint:
         threshold: A distance.
         tar: True accept rate: the share of the pairs of one class that are accepted; 1 - FNMR.
         far: False accept rate: the share of the pairs of different classes that are accepted; FMR.
+        precision: The share of the accepted pairs that are of one class.
     """
 
     threshold: float
     tar: Interval
     far: Interval
+    precision: Interval
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +124,8 @@ class Verification:
         eer: Equal error rate, where FAR and FNMR are equal, by linear interpolation of the ROC curve.
         eer_threshold: The distance there.
         points: The operating points by the false accept rate that was asked for.
-        roc: Two arrays `far` and `tar` for drawing.
-        counts: The histogram of all pairs.
+        roc: Three arrays `far`, `tar` and `threshold` for drawing, at most 2,000 points.
+        counts: The histogram of all pairs, in at most 256 bins.
     """
 
     distance: str
@@ -107,26 +148,38 @@ class Verification:
 
 
 def verification(
-    embeddings: Any, labels: Any, *, distance: str = "euclidean", fars: Sequence[float] | None = None
+    embeddings: Any,
+    labels: Any,
+    *,
+    distance: str = "euclidean",
+    fars: Sequence[float] | None = None,
+    level: float = 0.95,
+    views: Any = None,
 ) -> Verification:
     """Measures verification over all pairs of images.
 
     A pair is accepted where its distance is at most a threshold. FAR is the share of the pairs of different classes
-    that is accepted, TAR the share of the pairs of one class. TAR@FAR is the TAR of the largest threshold whose FAR is
+    that is accepted, TAR the share of the pairs of one class. TAR@FAR is the largest TAR of any threshold whose FAR is
     at most the one asked for, and FNMR@FMR is 1 - TAR@FAR.
 
-    All pairs are counted, in bins that are 3e-5 of a distance wide. A threshold lies at the edge of a bin, and the
-    rates at it are exact. The memory does not grow with the number of pairs. Distances are computed in float64 and
-    rounded to float32, as those of a search; exact copies are at distance 0.
+    All pairs are counted in 2**20 bins. A second pass over the bin of each threshold makes the threshold exact. The
+    memory does not grow with the number of pairs: 60,000 images of 128 dimensions take 150 MB next to the embeddings.
+    Distances are computed in float64 and rounded to float32, as those of a search; exact copies are at distance 0.
 
-    Intervals of 95 % are over classes, because pairs that share a class are not independent: a jackknife leaves out
-    each class in turn with all its pairs. They are on the scale of log odds, with Student's t.
+    Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust variance: Aronow,
+    Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic data"), on the scale of log odds, with
+    Student's t. The estimate of few classes may be too low, even negative. The variance of FAR is therefore never
+    below that of independent pairs of classes. Where the estimate for the precision is not positive, pairs of classes
+    are taken as independent.
 
     Args:
         embeddings: (N, d).
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         fars: The false accept rates; by default those of `FARS` that the number of pairs can resolve.
+        level: The coverage of the intervals.
+        views: (N,) bool, the view of each embedding, such as whether it is of a text: pairs of different views count
+            alone; None: all pairs.
 
     Returns:
         A `Verification`.
@@ -139,35 +192,41 @@ def verification(
         >>> result = tfdml.evaluation.verification([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8], distance="euclidean")
         >>> result.auc, result.eer, result.num_same, result.num_different
         (1.0, 0.0, 2, 4)
-
-    Source: Efron and Stein, "The jackknife estimate of variance", Annals of Statistics 1981.
     """
-    pairs = AllPairs(embeddings, labels, distance)
-    histogram = pairs.histogram
-    curve = Curve(histogram.edges[1:], np.cumsum(histogram.positive), np.cumsum(histogram.negative))
+    check_share(level=level)
+    pairs = AllPairs(embeddings, labels, distance, views)
+    histogram, curve = pairs.histogram, pairs.curve()
     num_same, num_different = int(curve.same[-1]), int(curve.different[-1])
     fars = [far for far in FARS if far * num_different >= 1] if fars is None else fars
     for far in fars:
         check_share(fars=far)
-    eer, eer_threshold = curve.equal_error()
-    points = pairs.operating_points([pairs.threshold(far) for far in fars])
-    ranks = np.geomspace(1, num_different, _POINTS)
-    places = np.unique(np.searchsorted(curve.different, ranks))
+    # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
+    crossing = int(np.argmax((1 - curve.same / num_same) - curve.different / num_different <= 0))
+    thresholds, exact = pairs.thresholds(fars, [crossing])
+    eer, eer_threshold = exact.equal_error()
+    points = pairs.operating_points(thresholds, level, new_classes=False)
+    places = _spread(curve.same + curve.different, 2000)
     return Verification(
         distance,
         num_same,
         num_different,
         len(pairs.sizes),
-        histogram.area,
+        probability_nearer(histogram.positive, histogram.negative),
         eer,
-        eer_threshold,
+        eer_threshold * pairs.scale,
         dict(zip(fars, points, strict=True)),
-        {"far": curve.different[places] / num_different, "tar": curve.same[places] / num_same},
-        histogram,
+        {
+            "far": curve.different[places] / num_different,
+            "tar": curve.same[places] / num_same,
+            "threshold": histogram.edges[places + 1],
+        },
+        histogram.rebinned(256),
     )
 
 
-def accepted_rates(embeddings: Any, labels: Any, threshold: float, *, distance: str = "euclidean") -> OperatingPoint:
+def accepted_rates(
+    embeddings: Any, labels: Any, threshold: float, *, distance: str = "euclidean", level: float = 0.95
+) -> OperatingPoint:
     """Measure the rates at a given threshold, such as that of a `Calibration` on other classes.
 
     Args:
@@ -175,9 +234,10 @@ def accepted_rates(embeddings: Any, labels: Any, threshold: float, *, distance: 
         labels: (N,) integer class ids.
         threshold: The largest distance of an accepted pair.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over classes.
 
     Returns:
-        An `OperatingPoint`, with intervals of 95 % over classes.
+        An `OperatingPoint`.
 
     Raises:
         UserError: As `verification`.
@@ -188,7 +248,9 @@ def accepted_rates(embeddings: Any, labels: Any, threshold: float, *, distance: 
         >>> point.tar.mean, point.far.mean
         (1.0, 0.0)
     """
-    return AllPairs(embeddings, labels, distance).operating_points([number("threshold", threshold)])[0]
+    check_share(level=level)
+    pairs = AllPairs(embeddings, labels, distance)
+    return pairs.operating_points([number("threshold", threshold) / pairs.scale], level, new_classes=False)[0]
 
 
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
@@ -262,6 +324,15 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
         1.0
     """
+    measures = measures_of_pairs(embeddings, pairs, distance)
+    if not measures:
+        few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
+        raise UserError(f"{few}: give at least 3, similar and dissimilar ones")
+    return measures
+
+
+def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
+    """As `evaluate_pairs`, but nothing where the pairs suffice for nothing."""
     check_choice("distance", distance, DISTANCES)
     vectors = check_embeddings(embeddings)
     image_rows(pairs.rows, "pairs", len(vectors))
@@ -280,174 +351,264 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
     if pairs.rows.shape[1] == 3 and len(pairs.rows):
         near, far = (between(pairs.rows[:, [0, end]]) for end in (1, 2))
         measures["triplet_accuracy"] = float(np.mean(near < far))
-    if not measures:
-        few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
-        raise UserError(f"{few}: give at least 3, similar and dissimilar ones")
     return measures
 
 
 class AllPairs:
-    """The distances of all pairs of images, tile by tile.
+    """All pairs of images, sorted by class, with their distances tile by tile of the matrix.
 
     Attributes:
-        classes: (N,) the class of each image, from 0; images are sorted by class.
+        classes: (N,) the place of each image's class in `sizes`, ascending.
         sizes: (C,) the number of images of each class.
+        scale: What the distances of the tiles are multiplied by.
 
     Args:
         embeddings: (N, d).
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        views: As `verification`.
 
     Raises:
-        UserError: As `verification`.
+        UserError: Embeddings that are empty or not finite, labels or views that do not go with them, an unknown
+            distance, or not both pairs of one class and pairs of different classes.
     """
 
-    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean"):
+    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean", views: Any = None):
         check_choice("distance", distance, DISTANCES)
-        points = check_embeddings(embeddings)
-        labels = check_labels(labels, len(points))
+        embeddings = check_embeddings(embeddings)
+        labels = check_labels(labels, len(embeddings))
+        # Sorted by class, the pairs of one class lie in few tiles.
         order = np.argsort(labels, kind="stable")
         _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
-        if not 1 < len(self.sizes) < len(labels):
-            missing = "of different classes" if len(self.sizes) < len(labels) else "of one class"
+        self._views = None if views is None else check_labels(views, len(labels), "views")[order] > 0
+        self.counts = PairCounts.of(self.classes, self.sizes, self._views)
+        if not (self.counts.same.any() and self.counts.others.any()):
+            missing = "of different classes" if self.counts.same.any() else "of one class"
             raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {len(self.sizes)} classes")
-        points = points[order].astype(np.float64)
-        if distance == "cosine":
-            points = unit_rows(points)
-        elif distance != "dot":
-            points -= np.median(points, axis=0)
-        self._points, self._squares, self.distance = points, np.square(points).sum(axis=1), distance
-        longest = float(self._squares.max()) or 1.0
-        largest = {"euclidean": 2 * longest**0.5, "sqeuclidean": 4 * longest, "cosine": 2.0, "dot": longest}
-        last = int(np.float32(largest[distance]).view(np.int32)) >> _DROPPED_BITS
+        self._points, self.distance = embeddings[order], distance
+        self._frame = frame_of(self._points, self._points, distance)
+        blocks = (self._frame.place(self._points[rows]) for rows in row_blocks(len(order), _TILE))
+        largest = max(float(_squares(block).max()) for block in blocks) or 1.0
+        self.scale = {"euclidean": self._frame.unit, "cosine": 1.0}.get(distance, self._frame.unit**2)
+        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
+        largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
         self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
-        self._first = last - self._magnitudes + 1
+        octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
+        self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
+        self._first_bits = int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
+
+    def _placed(self, rows: slice) -> np.ndarray:
+        return self._frame.place(self._points[rows].astype(np.float64))
 
     @functools.cached_property
     def edges(self) -> np.ndarray:
-        """(K + 1,) the edges of the bins, in ascending order."""
-        bits = (self._first + np.arange(self._magnitudes + 1)) << _DROPPED_BITS
+        """(bins + 1,) float64, the ends of the bins, before `scale`."""
+        bits = self._first_bits + (np.arange(self._magnitudes + 1) << self._shift_of_bits)
         ends = bits.astype(np.int32).view(np.float32).astype(np.float64)
         ends[0] = 0
         return np.concatenate([-ends[:0:-1], ends]) if self.distance == "dot" else ends
 
-    def _bins(self, distances: np.ndarray) -> np.ndarray:
-        places = (np.abs(distances).view(np.int32) >> _DROPPED_BITS) - self._first
-        places = np.clip(places, 0, self._magnitudes)
+    def _bins_of(self, distances: np.ndarray) -> np.ndarray:
+        places = (np.abs(distances).view(np.int32) - self._first_bits) >> self._shift_of_bits
+        places = np.clip(places, 0, self._magnitudes - 1)
         if self.distance == "dot":
-            return np.where(distances < 0, self._magnitudes - 1 - places, self._magnitudes + places)
+            places = np.where(distances < 0, self._magnitudes - 1 - places, self._magnitudes + places)
         return places
 
-    def tiles(self) -> Iterator[tuple[slice, slice, np.ndarray]]:
-        """Yield two slices of the images and the distances between them; each pair once, and infinity for the rest."""
-        blocks = row_blocks(len(self._points), _TILE)
-        for i, rows in enumerate(blocks):
-            for columns in blocks[i:]:
+    def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
+        """Yield rows, columns, their distances (float32), and which of these count, so that each pair counts once.
+
+        Args:
+            start: The first row.
+            stop: The row after the last; None for all.
+        """
+        stop = len(self._points) if stop is None else stop
+        above_diagonal = np.triu(np.ones((_TILE, _TILE), bool), 1)
+        for i in range(start, stop, _TILE):
+            rows = slice(i, min(i + _TILE, stop))
+            for j in range(i, len(self._points), _TILE):
+                columns = slice(j, min(j + _TILE, len(self._points)))
                 distances = self._tile(rows, columns)
-                if rows == columns:
-                    distances[np.tril_indices(len(distances))] = np.inf
-                yield rows, columns, distances
+                counted: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                if self._views is not None:
+                    across = self._views[rows, None] != self._views[columns]
+                    counted = across if counted is ... else across & counted
+                yield rows, columns, distances, counted
 
     def _tile(self, rows: slice, columns: slice) -> np.ndarray:
-        x, y = self._points[rows], self._points[columns]
+        x, y = self._placed(rows), self._placed(columns)
         products = x @ y.T
         if self.distance == "dot":
             return (-products).astype(np.float32)
-        if self.distance == "cosine":
-            sums: Any = np.float64(1)
-            values = 1 - products
-        else:
-            sums = self._squares[rows, None] + self._squares[columns]
-            values = sums - 2 * products
-        # Near one another, the difference of large products says little.
-        i, j = np.nonzero(values <= _OF_PRODUCTS * sums)
-        values[i, j] = np.square(x[i] - y[j]).sum(axis=1) / (2 if self.distance == "cosine" else 1)
+        # Of cosine 1 - <x, y>, which is |x - y|^2 / 2 of unit vectors.
+        halves = 2 if self.distance == "cosine" else 1
+        sums = np.float64(1) if self.distance == "cosine" else _squares(x)[:, None] + _squares(y)
+        values = sums - 2 / halves * products
+        close = np.argwhere(values <= _OF_PRODUCTS * sums)
+        for part in row_blocks(len(close), max(1, _DIFFERENCES_AT_ONCE // x.shape[1])):
+            i, j = close[part].T
+            values[i, j] = _squares(x[i] - y[j]) / halves
         return (np.sqrt(values) if self.distance == "euclidean" else values).astype(np.float32)
+
+    def _same(self, rows: slice, columns: slice) -> np.ndarray:
+        return self.classes[rows, None] == self.classes[columns]
 
     @functools.cached_property
     def histogram(self) -> PairHistogram:
-        """The counts of all pairs."""
-        everything, positive = np.zeros((2, _BINS + 1), np.int64)  # the last bin is of what is no pair
-        for rows, columns, distances in self.tiles():
-            places = self._bins(distances)
-            everything += np.bincount(places.ravel(), minlength=_BINS + 1)
-            if self.classes[rows.stop - 1] >= self.classes[columns.start]:
-                same = self.classes[rows, None] == self.classes[columns]
-                positive += np.bincount(places[same], minlength=_BINS + 1)
-        return PairHistogram(self.edges, positive[:-1], (everything - positive)[:-1])
+        """The counts of all pairs, each unordered pair once.
 
-    def threshold(self, far: float) -> float:
-        """Return the largest threshold, below an edge, that accepts at most a share of the pairs of other classes."""
-        accepted = np.cumsum(self.histogram.negative)
-        too_many = int(np.searchsorted(accepted, np.floor(far * accepted[-1]), side="right"))
-        return float(np.nextafter(np.float32(self.edges[too_many]), np.float32(-np.inf)))
-
-    def operating_points(self, thresholds: Sequence[float], new_classes: bool = False) -> list[OperatingPoint]:
-        """Return the rates at thresholds, with intervals.
-
-        Args:
-            thresholds: Distances.
-            new_classes: Whether the intervals are of the rates on as many other classes, and not of those expected.
+        The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do not put all others
+        into one bin. Only below a billionth of the largest distance there is one bin. The memory does not grow with the
+        number of pairs.
         """
-        count = len(self.sizes)
-        same, others = np.zeros((2, len(thresholds), count))  # accepted pairs of each class
-        for rows, columns, distances in self.tiles():
-            for place, threshold in enumerate(thresholds):
-                row, column = np.nonzero(distances <= threshold)
-                one, other = self.classes[rows][row], self.classes[columns][column]
-                alike = one == other
-                same[place] += np.bincount(one[alike], minlength=count)
-                ends = np.concatenate([one[~alike], other[~alike]])
-                others[place] += np.bincount(ends, minlength=count)
-        sizes = self.sizes.astype(np.float64)
-        pairs_same, pairs_others = sizes * (sizes - 1) / 2, sizes * (len(self._points) - sizes)
-        return [
-            OperatingPoint(
-                float(threshold),
-                _rate(of_same, of_same.sum(), pairs_same, pairs_same.sum(), new_classes),
-                _rate(of_others, of_others.sum() / 2, pairs_others, pairs_others.sum() / 2, new_classes),
-            )
-            for threshold, of_same, of_others in zip(thresholds, same, others, strict=True)
-        ]
+        everything, positive = np.zeros((2, _BINS), np.int64)
+        sum_of_all = sum_of_positive = 0.0
+        for rows, columns, distances, counted in self.tiles():
+            bins = self._bins_of(distances)
+            everything += np.bincount(bins[counted].ravel(), minlength=_BINS)
+            sum_of_all += float(distances[counted].sum(dtype=np.float64))
+            if self.classes[rows.stop - 1] >= self.classes[columns.start]:
+                same = self._same(rows, columns)
+                same &= True if counted is ... else counted
+                positive += np.bincount(bins[same], minlength=_BINS)
+                sum_of_positive += float(distances[same].sum(dtype=np.float64))
+        negative = everything - positive
+        mean_positive = self.scale * sum_of_positive / int(positive.sum())
+        mean_negative = self.scale * (sum_of_all - sum_of_positive) / int(negative.sum())
+        return PairHistogram(self.scale * self.edges, positive, negative, mean_positive, mean_negative)
+
+    def curve(self, bins: Sequence[int] | np.ndarray = ()) -> Curve:
+        """Return the pairs accepted by distance, before `scale`: exact within some bins, at the ends of the others."""
+        inside = np.zeros(_BINS, bool)
+        inside[np.asarray(bins, int)] = True
+        values, alike = [np.zeros(0)], [np.zeros(0, bool)]
+        for rows, columns, distances, counted in self.tiles() if len(bins) else ():
+            flat = distances[counted].ravel()
+            here = np.flatnonzero(inside[self._bins_of(flat)])
+            if len(here):
+                values.append(flat[here].astype(np.float64))
+                alike.append(self._same(rows, columns)[counted].ravel()[here])
+        exact = Curve.of(np.concatenate(values), np.concatenate(alike))
+        others, counts = ~inside, self.histogram
+        starts = np.concatenate([exact.starts, self.edges[:-1][others]])
+        order = np.argsort(starts, kind="stable")
+        same = np.concatenate([np.diff(exact.same, prepend=0), counts.positive[others]])
+        different = np.concatenate([np.diff(exact.different, prepend=0), counts.negative[others]])
+        ends = np.concatenate([exact.ends, self.edges[1:][others]])
+        return Curve(starts[order], ends[order], np.cumsum(same[order]), np.cumsum(different[order]))
+
+    def below(self, distance: float) -> float:
+        """Return the largest threshold, before `scale`, that refuses a distance: a float32 number after `scale`."""
+        return float(np.nextafter(np.float32(distance * self.scale), np.float32(-np.inf))) / self.scale
+
+    def thresholds(self, fars: Sequence[float], further: Sequence[int] = ()) -> tuple[list[float], Curve]:
+        """Return the largest threshold of each rate, and the curve that is exact there and in the bins `further`."""
+        accepted = np.cumsum(self.histogram.negative)
+        ranks = [int(np.floor(far * accepted[-1])) for far in fars]
+        curve = self.curve([*np.searchsorted(accepted, ranks, side="right"), *further])
+        places = np.searchsorted(curve.different, ranks, side="right")
+        return [self.below(curve.starts[place]) for place in places], curve
+
+    def operating_points(self, thresholds: Sequence[float], level: float, new_classes: bool) -> list[OperatingPoint]:
+        """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
+        order = np.argsort(thresholds)
+        counts = self._accepted_by_class(np.asarray(thresholds, np.float64)[order])
+        points = []
+        for threshold, place in zip(thresholds, np.argsort(order), strict=True):
+            rates = _rates(self.counts, [part[..., place] for part in counts], level, new_classes)
+            points.append(OperatingPoint(float(threshold) * self.scale, *rates))
+        return points
+
+    def _accepted_by_class(self, thresholds: np.ndarray) -> tuple[np.ndarray, ...]:
+        """How many pairs are accepted: (C, T) of one class; (C, T) of a class with others; (T,) sums over pairs of
+        classes of the square of the count, and of the count times the number of pairs."""
+        num, kinds = len(self.sizes), len(thresholds)
+        same, rows_of, squares, products = (np.zeros((num, kinds)), np.zeros((num, kinds)), *np.zeros((2, kinds)))
+        starts = np.append(0, np.cumsum(self.sizes))
+        first = 0
+        while first < num:
+            # Whole classes: the tile's rows, and no more counts than fit.
+            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1)
+            last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
+            counts = np.zeros((last - first) * num * kinds)
+            for rows, columns, distances, counted in self.tiles(int(starts[first]), int(starts[last])):
+                accepted = distances <= (thresholds[-1] if kinds else -np.inf)
+                row, column = np.nonzero(accepted if counted is ... else accepted & counted)
+                cell = (self.classes[rows][row] - first) * num + self.classes[columns][column]
+                np.add.at(counts, cell * kinds + np.searchsorted(thresholds, distances[row, column]), 1)
+            strip = counts.reshape(last - first, num, kinds).cumsum(axis=-1)
+            for i, of_class in enumerate(strip):
+                same[first + i] = of_class[first + i]
+                of_class[first + i] = 0
+            rows_of[first:last] += strip.sum(axis=1)
+            rows_of += strip.sum(axis=0)
+            squares += np.square(strip).sum(axis=(0, 1))
+            products += np.einsum("cd,cdt->t", self.counts.between(slice(first, last)), strip)
+            first = last
+        return same, rows_of, squares, products
 
 
-def _rate(hits: np.ndarray, all_hits: float, pairs: np.ndarray, all_pairs: float, new_classes: bool) -> Interval:
-    """Return the share of accepted pairs, with its interval by leaving out each class in turn.
+@dataclasses.dataclass(frozen=True)
+class PairCounts:
+    """How many pairs there are of each class and of any two.
 
     Args:
-        hits: (C,) accepted pairs that a class is in.
-        all_hits: How many pairs are accepted.
-        pairs: (C,) pairs that a class is in.
-        all_pairs: How many pairs there are.
-        new_classes: See `AllPairs.operating_points`.
+        first: (C,) the number of images of each class in one view.
+        second: (C,) that in the other. Of one view half of `first`, as each of its pairs is met from either side.
+        same: (C,) the number of pairs of each class.
     """
-    left = (pairs > 0) & (pairs < all_pairs)
-    without = (all_hits - hits[left]) / (all_pairs - pairs[left])
-    groups = len(without)
-    variance = float(np.square(without - without.mean()).sum()) * (groups - 1) / groups if groups > 1 else 0.0
-    return rate_interval(all_hits / all_pairs, (2 if new_classes else 1) * variance, groups)
+
+    first: np.ndarray
+    second: np.ndarray
+    same: np.ndarray
+
+    @classmethod
+    def of(cls, classes: np.ndarray, sizes: np.ndarray, views: np.ndarray | None) -> PairCounts:
+        """Count the pairs of images of `classes` (N,), of any view or of different `views` (N,)."""
+        first = sizes.astype(np.float64)
+        if views is None:
+            return cls(first, first / 2, first * (first - 1) / 2)
+        second = np.bincount(classes, weights=views, minlength=len(sizes))
+        return cls(first - second, second, (first - second) * second)
+
+    @property
+    def others(self) -> np.ndarray:
+        """(C,) the number of pairs of an image of a class and one of another class."""
+        a, b = self.first, self.second
+        return a * (b.sum() - b) + b * (a.sum() - a)
+
+    def between(self, rows: slice) -> np.ndarray:
+        """Return the number of pairs of each of some classes and each class; twice that for a class and itself."""
+        return self.first[rows, None] * self.second + self.second[rows, None] * self.first
+
+    def squared(self) -> float:
+        """Return the sum over any two different classes of the squared number of their pairs."""
+        a, b = np.square(self.first), np.square(self.second)
+        return float(a.sum() * b.sum() + (self.first * self.second).sum() ** 2 - 2 * (a * b).sum())
 
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """How many pairs are accepted at ascending thresholds.
+    """How many pairs are accepted by the threshold on their distance.
 
     Args:
+        starts: (K,) ascending; no pair between the end before and this is accepted below it.
         ends: (K,) the thresholds.
-        same: (K,) the accepted pairs of one class.
-        different: (K,) the accepted pairs of different classes.
+        same: (K,) the number of pairs of one class up to there.
+        different: (K,) the number of pairs of different classes.
     """
 
+    starts: np.ndarray
     ends: np.ndarray
     same: np.ndarray
     different: np.ndarray
 
     @classmethod
     def of(cls, distances: np.ndarray, same: np.ndarray) -> Curve:
-        """Return the curve of given pairs, with each distance that occurs as a threshold."""
+        """Return the curve of given pairs, one point for each distance."""
         values, places = np.unique(distances, return_inverse=True)
         alike, unlike = (np.bincount(places[kind], minlength=len(values)) for kind in (same, ~same))
-        return cls(values, np.cumsum(alike), np.cumsum(unlike))
+        return cls(values, values, np.cumsum(alike), np.cumsum(unlike))
 
     def equal_error(self) -> tuple[float, float]:
         """Return where FNMR = 1 - TAR and FAR cross, by linear interpolation, and the distance."""
@@ -464,3 +625,44 @@ class Curve:
         if k in (0, len(self.ends)):
             return float(self.ends[0] - 1 if k == 0 else self.ends[-1])
         return float((self.ends[k - 1] + self.ends[k]) / 2)
+
+
+def _rates(counts: PairCounts, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
+    """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one threshold."""
+    same, others, squares, products = accepted
+    num, pairs_same, pairs_others = len(counts.same), counts.same, counts.others
+    num_same, num_different = pairs_same.sum(), pairs_others.sum() / 2
+    hits, false = same.sum(), others.sum() / 2
+
+    def interval(rate, variance, groups, whole):
+        variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+        return rate_interval(rate, variance, groups, level, whole)
+
+    tar = hits / num_same
+    with_pairs = int(np.count_nonzero(pairs_same))
+    of_tar = interval(tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs)
+    far = false / num_different
+    shared = float(np.square((others - far * pairs_others) / num_different).sum())
+    alone = float(squares - 2 * far * products + far**2 * counts.squared()) / num_different**2
+    # Classes share causes, so that it is at least that of independent pairs of classes.
+    of_far = interval(far, max(shared - alone, alone), num, num / 2)
+    total = hits + false
+    if not total:
+        return of_tar, of_far, Interval(*[float("nan")] * 4)
+    precision = hits / total
+    shared = float(np.square((same * (1 - precision) - precision * others) / total).sum())
+    alone = precision**2 * float(squares) / total**2
+    own = float(np.square(same * (1 - precision) / total).sum())
+    variance = shared - alone if shared > alone else own + alone
+    return of_tar, of_far, interval(precision, variance, num, num / 2)
+
+
+def _spread(weights: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something is counted."""
+    places = np.flatnonzero(np.diff(weights, prepend=0))
+    ranks = np.concatenate([np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)])
+    return np.unique(places[np.searchsorted(weights[places], np.minimum(ranks, weights[-1]))])
+
+
+def _squares(rows: np.ndarray) -> np.ndarray:
+    return np.einsum("nd,nd->n", rows, rows)

@@ -15,27 +15,28 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import SERVING_LIMIT
+from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.backends import encoded_image, load_embedder, open_file
+from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.compute import slices
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
 from tfdml.evaluation.classification import TARGETS
+from tfdml.evaluation.views import ViewItems
 from tfdml.export import saved_model
 from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
 from tfdml.io.files import parse_flags, read_json, write_json
-from tfdml.models import AnyEmbedder, TruncatedEmbedder, stack, with_whitening
+from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.images import load_splits
 from tfdml.training.settings import Experiment
 
 FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
 _GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
-_RANGES = {"images": (0, 2**40), "min_cosine": (-1, 1), "max_recall_drop": (0, 1)}
-# Training images on which the ranges of litert_int8 are measured.
-_REPRESENTATIVE = 500
+_RANGES = {"representative_images": (1, 2**40), "max_pixels": (1, 2**40), "min_cosine": (-1, 1)}
+_RANGES |= {"images": (0, 2**40), "max_recall_drop": (0, 1)}
 _BATCH_SIZE = 32
 # Largest error of a vector's length.
 _UNIT = 1e-3
@@ -183,10 +184,12 @@ class ExportOptions:
         formats: What to write: saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or
             litert for the four; onnx; all.
         images: Test images, as whole classes, on which the exports are compared with the embedder; 0: all.
+        representative_images: Training images on which the ranges of litert_int8 are measured.
+        max_pixels: The SavedModel refuses images with more pixels in their header before it decodes them.
         min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
         max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
         calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01: the share of the
-            queries of unknown classes that is accepted. For pairs of images far=0.001. On the images
+            queries of unknown classes that is accepted. For pairs of images far=0.001 or precision=0.99. On the images
             of the comparison, or on those of a retriever's gallery. Or a JSON file of `tfdml evaluate` with a target;
             none; auto: for a retriever fpir=0.01, else far=0.001, where the images can show it.
 
@@ -196,6 +199,8 @@ class ExportOptions:
 
     formats: Sequence[str] = ("saved_model",)
     images: int = 2000
+    representative_images: int = 500
+    max_pixels: int = SERVING_LIMIT
     min_cosine: float | None = None
     max_recall_drop: float | None = None
     calibrate: str = "auto"
@@ -231,6 +236,7 @@ def export_model(
     options: ExportOptions | None = None,
     about: dict[str, Any] | None = None,
     report: Callable[[str], None] = logging.info,
+    text_embedder: TextEmbedder | None = None,
 ) -> Path:
     """Export an embedder as the next version, in every requested format or not at all.
 
@@ -250,6 +256,8 @@ def export_model(
         options: The formats and tolerances; by default a SavedModel.
         about: What the model card states of data, flags and metrics.
         report: Called with a line on each format.
+        text_embedder: A tower of texts, which becomes the signature `embed_texts` of the SavedModel. It is compared on
+            the texts of `test`.
 
     Returns:
         The path of the version.
@@ -268,10 +276,14 @@ def export_model(
     if "onnx" in options.formats:
         check_onnx()
     embedder = saved_model.in_float32(embedder)
+    resize = EvaluationTransform.of(embedder).resize
     of_images, servable = len(embedder.view_shape) > 1, "saved_model" in options.formats
+    text_embedder = text_embedder and saved_model.in_float32(text_embedder)
+    if servable and options.max_pixels < resize**2:
+        raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
     test = whole_classes(test, options.images)
     with saved_model.new_version(folder) as (hidden, path):
-        files = {name: _write(name, embedder, hidden, train) for name in options.formats}
+        files = {name: _write(name, embedder, hidden, train, options, text_embedder) for name in options.formats}
         views = evaluation_views(embedder, test)
         with tf.device("/CPU:0"):
             call = tf.function(lambda images: embedder(images, training=False), autograph=False)
@@ -288,6 +300,11 @@ def export_model(
             report(_line(name, listed["bytes"], measures) + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
             artifacts[name] = {**listed, "acceptance": measures, "tolerance": dataclasses.asdict(tolerance)}
+            if name == "saved_model" and text_embedder is not None:
+                measures = _compare_texts(text_embedder, file, test)
+                refused += [f"{name}, texts: {fault}" for fault in faults_of(measures, tolerance)]
+                report(f"{name:<21} cosine min {measures['min_cosine']:.6f} on {measures['images']:,} texts")
+                artifacts[name]["acceptance_of_texts"] = measures
             if calibration is not None and name != "saved_model" and not faults:
                 own = calibrate(vectors, test.labels, **target_of(calibration.target))
                 artifacts[name]["calibration"] = own.to_dict()
@@ -301,8 +318,19 @@ def export_model(
             saved_model.write_warm_up(hidden, signatures)
         about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
         about["trained_on"] = None if train is None else sorted(train.class_names.values())
-        write_json(hidden / CARD, model_card(embedder, artifacts, list(signatures), SERVING_LIMIT, about))
+        write_json(hidden / CARD, model_card(embedder, artifacts, list(signatures), options.max_pixels, about))
     return path
+
+
+def _compare_texts(text_embedder: TextEmbedder, folder: Path, test: ImageDataset) -> dict[str, Any]:
+    """Return the measures of `compare_vectors` for the signature `embed_texts`; there is no Recall@1."""
+    texts = ViewItems.of(test).texts
+    with tf.device("/CPU:0"):
+        expected, backend = text_embedder.embed_texts(texts), SavedModelEmbedder(folder)
+        vectors = np.concatenate([backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)])
+    return compare_vectors(
+        expected, vectors, ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
+    )
 
 
 def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
@@ -363,15 +391,21 @@ def choose_calibration(
     return calibration
 
 
-def calibration_of_file(path: str | os.PathLike) -> Calibration:
+def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Calibration:
     """Return the threshold in a JSON file that `tfdml evaluate` wrote.
 
+    Args:
+        path: The file.
+        queries: What it is compared with images by: `"images"` or `"texts"`.
+
     Raises:
-        UserError: There is none, it is of training classes, or damaged.
+        UserError: There is none, it is of training classes or of other queries, or damaged.
     """
     file = read_json(path)
     if "calibration" not in file or file.get("split") == "train":
         raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
+    if file.get("queries", "images") != queries:
+        raise UserError(f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of {queries}")
     return Calibration.from_dict(file["calibration"], path)
 
 
@@ -393,17 +427,24 @@ def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
     return dataset
 
 
-def _write(name: str, embedder: AnyEmbedder, folder: Path, train: ImageDataset | None) -> Path:
+def _write(
+    name: str,
+    embedder: AnyEmbedder,
+    folder: Path,
+    train: ImageDataset | None,
+    options: ExportOptions,
+    text_embedder: TextEmbedder | None,
+) -> Path:
     """Write one format; returns its file, or the SavedModel's folder."""
     if name == "saved_model":
-        saved_model.write_saved_model(embedder, folder)
+        saved_model.write_saved_model(embedder, folder, options.max_pixels, text_embedder)
         return folder
     if name == "onnx":
         path, data = folder / "onnx" / "model.onnx", convert_onnx(embedder)
     else:
         precision, views = name.removeprefix("litert_"), None
         if precision == "int8" and train is not None:
-            rows = np.linspace(0, len(train) - 1, min(_REPRESENTATIVE, len(train)))  # spread evenly
+            rows = np.linspace(0, len(train) - 1, min(options.representative_images, len(train)))  # spread evenly
             views = evaluation_views(embedder, train.take(np.unique(rows.round().astype(int))))
         path, data = folder / "litert" / f"{precision}.tflite", convert_litert(embedder, precision, views)
     path.parent.mkdir(exist_ok=True)
@@ -449,13 +490,15 @@ def export_run(
     """
     embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
     splits = load_splits(experiment, experiment.seed)
-    train, test = splits.train, splits.test
+    train, test = splits.train, splits.test or splits.train
     about = _about(stack_on or run_dir, experiment, moments)
     parts = {"train": train, "test": splits.test}
     about["data"] |= {name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of}
     if stack_on:
         about["head"] = _about(run_dir, RunFolder(run_dir).load_experiment())
     options = options or ExportOptions()
+    if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
+        options = dataclasses.replace(options, calibrate="none")
     if whitening is not None:
         batches = evaluation_batches(train, EvaluationTransform.of(embedder), _BATCH_SIZE)
         with user_errors((TypeError, ValueError), f"`whitening`: {REASON}"):
@@ -468,9 +511,14 @@ def export_run(
         embedder.build((None, *embedder.view_shape))
     if stack_on or whitening is not None or truncate_dim:
         about["metrics"] = None  # the run has measured the embedder as it was
-    if RunFolder(run_dir).text_embedder.is_file():
-        report("the tower of images alone is exported: tfdml embed --texts embeds texts")
-    return export_model(embedder, folder, test, train, options, about, report)
+    texts = RunFolder(run_dir).text_embedder
+    text_embedder = load_embedder(texts) if texts.is_file() else None
+    changed = moments or whitening is not None or truncate_dim or stack_on or "saved_model" not in options.formats
+    if text_embedder is not None and (changed or getattr(text_embedder, "tokenizer", None) is None):
+        needs = "a SavedModel, a tokenizer, and the images' embedder as it was trained"
+        report(f"the tower of texts is left out: it needs {needs}")
+        text_embedder = None
+    return export_model(embedder, folder, test, train, options, about, report, text_embedder)
 
 
 def load_run(

@@ -1,11 +1,12 @@
-"""Parts of HTTP servers: a socket to listen at, the body of a request, and uvicorn in a thread."""
+"""Parts of HTTP servers: a socket to listen at, the body of a request, work for clients, and uvicorn in a thread."""
 
 import asyncio
 import contextlib
 import ipaddress
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from typing import Any
 
 import uvicorn
 from starlette.exceptions import HTTPException
@@ -17,8 +18,6 @@ from tfdml.errors import REASON, user_errors
 
 # Connections at the same time, idle ones among them; further requests get 503.
 CONNECTIONS = 500
-# Times its limit that a request is read: a client that is still sending reads no refusal.
-_DROPPED = 8
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -40,19 +39,21 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
-def address_of(opened: socket.socket) -> str:
-    """Return the URL of a server, by the address that its socket is bound to."""
-    host, port = opened.getsockname()[:2]
+def address_of(opened: socket.socket, host: str = "") -> str:
+    """Return the URL of a server, by the address that its socket is bound to or by another name of its host."""
+    bound, port = opened.getsockname()[:2]
+    host = host or bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-async def read_body(request: Request, most: int, seconds: float) -> bytes:
+async def read_body(request: Request, most: int, seconds: float, dropped: int = 1) -> bytes:
     """Return the body of a request.
 
     Args:
         request: The request.
         most: Bytes that it may have.
         seconds: How long it may take to arrive.
+        dropped: Times `most` that are read of a larger one: a client that is still sending reads no refusal.
 
     Raises:
         HTTPException: 413, it is larger; 408, it did not arrive in time; 400, the client is gone.
@@ -62,10 +63,10 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 size += len(part)
-                if size > _DROPPED * most:
-                    break
                 if size <= most:
                     body += part
+                elif size > dropped * most:
+                    break
     except TimeoutError:
         raise HTTPException(408, f"the request did not arrive within {seconds:g} s") from None
     except ClientDisconnect:
@@ -74,6 +75,34 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
         limit = f"{most / 2**20:g} MB"
         raise HTTPException(413, f"the request is larger than the limit of {limit}: send fewer or smaller images")
     return bytes(body)
+
+
+async def while_connected(request: Request, work: Awaitable[Any], seconds: float | None = None) -> Any:
+    """Return what work results in; it is cancelled when the client is gone, or after so many seconds.
+
+    Args:
+        request: The request, whose body was read.
+        work: For its answer.
+        seconds: None: any time.
+
+    Raises:
+        HTTPException: 499, the client is gone.
+        TimeoutError: The time is over.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] in done:
+            return tasks[0].result()
+        raise HTTPException(499, "the client is gone") if done else TimeoutError
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextlib.contextmanager

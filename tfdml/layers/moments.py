@@ -1,58 +1,169 @@
-"""High-order moments of feature maps, computed block by block."""
+"""High-order moments of feature maps, and the loop in which they are computed block by block."""
 
-import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import integer, one_of
+from tfdml.arguments import boolean, integer, one_of
 from tfdml.saving import SavedByArguments
 
 # Moments that are computed at a time: wide enough for efficient products of matrices, narrow enough to stay small.
 _BLOCK = 256
 
 
-def average_products(features, projections, lengths, in_blocks=True):
+def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shapes: Sequence[tuple]):
+    """Run `carry, outputs = body(carry, i)` for i = 0 .. length - 1, one step after another.
+
+    TensorFlow's graph executor works ahead of `keras.ops.while_loop` by up to ten steps, which costs ten times the
+    memory of one; here each step waits for the one before. There is no gradient through the loop: give one by
+    `tfdml.pairwise.custom_gradient`.
+
+    Args:
+        body: From (carry, i), i an integer tensor, to the next carry and a tuple of float32 outputs.
+        carry: A tensor, or a tuple of them.
+        length: The number of steps, at least 1.
+        shapes: The static shape of each output of a step, None where a size is not known.
+
+    Returns:
+        The last carry, and a tuple of the outputs stacked: (length, ...).
+
+    Example:
+        >>> total, (doubled,) = scan(lambda total, i: (total + i, (2.0 * keras.ops.cast(i, "float32"),)), 0, 3, [()])
+        >>> int(total), np.array(doubled)
+        (3, array([0., 2., 4.], dtype=float32))
+    """
+    if length == 1:
+        carry, outputs = body(carry, 0)
+        return carry, tuple(output[None] for output in outputs)
+    if keras.backend.backend() != "tensorflow":
+        return ops.scan(body, carry, ops.arange(length))
+    import tensorflow as tf
+
+    def step(i, carry, arrays):
+        carry, outputs = body(carry, i)
+        return i + 1, carry, tuple(array.write(i, output) for array, output in zip(arrays, outputs, strict=True))
+
+    arrays = tuple(tf.TensorArray("float32", length, element_shape=shape) for shape in shapes)
+    state = (tf.constant(0), carry, arrays)
+    _, carry, arrays = tf.while_loop(lambda i, *_: i < length, step, state, parallel_iterations=1)
+    return carry, tuple(array.stack() for array in arrays)
+
+
+def average_products(features, projections, lengths, trained=True, in_blocks=True):
     """Averages over positions of the products of the first l projections, for each l of `lengths`, block by block.
 
     m_l = (1/n) sum over positions p of (V_1 x_p) * ... * (V_l x_p)
 
-    The gradient computes the products of each block again, so that those of all blocks are never held at a time.
+    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again.
 
     Args:
         features: (B, n, c) float32.
         projections: K matrices V (d, c).
         lengths: Which products are averaged, each between 1 and K.
+        trained: Whether a gradient to the projections is wanted.
         in_blocks: False computes all at once, for formats that hold no loop. Memory is then that of all products.
 
     Returns:
         (len(lengths), B, d) float32.
     """
-    if not in_blocks:
-        return _averages(lengths, features, *projections)
-    dim, channels = projections[0].shape
-    count = math.ceil(dim / _BLOCK)
+    dim = projections[0].shape[0]
+    count = math.ceil(dim / _BLOCK) if in_blocks else 1
     size = math.ceil(dim / count)
-    padded = [ops.pad(matrix, ((0, count * size - dim), (0, 0))) for matrix in projections]
-    blocks = [ops.reshape(matrix, (count, size, channels)) for matrix in padded]
-    averages_of_block = keras.remat(functools.partial(_averages, lengths))
-    averages = ops.map(lambda matrices: averages_of_block(features, *matrices), blocks)
-    averages = ops.transpose(averages, (1, 2, 0, 3))
-    return ops.reshape(averages, (*ops.shape(averages)[:2], count * size))[:, :, :dim]
+    blocks = [_in_blocks(matrix, count, size) for matrix in projections]
+    products = _Products(lengths, count, size)
+    if not in_blocks:
+        return products.forward(features, blocks)
+    if trained:
+        averages = pairwise.custom_gradient(products.averages)(features, *blocks)
+    else:
+        averages = pairwise.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(features)
+    return averages if count * size == dim else averages[:, :, :dim]
 
 
-def _averages(lengths, features, *projections):
-    averages, product = [], None
-    for length, matrix in enumerate(projections, 1):
-        projected = ops.matmul(features, ops.transpose(matrix))
-        product = projected if product is None else product * projected
-        if length in lengths:
-            averages.append(ops.mean(product, axis=1))
-    return ops.stack(averages)
+def _in_blocks(matrix, count, size):
+    dim, channels = matrix.shape
+    if count * size != dim:
+        matrix = ops.pad(matrix, ((0, count * size - dim), (0, 0)))
+    return ops.reshape(matrix, (count, size, channels))
+
+
+class _Products:
+    """The blocks of `average_products`, one after another, with the gradient that `pairwise.custom_gradient` takes."""
+
+    def __init__(self, lengths, count, size):
+        self.lengths = tuple(lengths)
+        self.count = count
+        self.size = size
+
+    def averages(self, features, *blocks, trained=True):
+        # Cut off from any tape, which would keep every block's products although gradient() never asks for them.
+        features, blocks = ops.stop_gradient(features), tuple(map(ops.stop_gradient, blocks))
+
+        def gradient(upstream):
+            return self.backward(features, blocks, upstream, trained)
+
+        return self.forward(features, blocks), gradient
+
+    def forward(self, features, blocks):
+        rows = ops.reshape(features, (-1, features.shape[-1]))
+        batch, positions = ops.shape(features)[:2]
+
+        def block(carry, i):
+            averages, product = [], None
+            for k, matrices in enumerate(blocks):
+                projected = ops.matmul(rows, ops.transpose(self.take(matrices, i)))
+                product = projected if product is None else product * projected
+                if k + 1 in self.lengths:
+                    averages.append(ops.mean(ops.reshape(product, (batch, positions, self.size)), axis=1))
+            return carry, (ops.stack(averages),)
+
+        shape = (len(self.lengths), features.shape[0], self.size)
+        _, (averages,) = scan(block, ops.zeros((), "float32"), self.count, [shape])
+        return ops.reshape(ops.transpose(averages, (1, 2, 0, 3)), (len(self.lengths), batch, self.count * self.size))
+
+    def backward(self, features, blocks, upstream, trained):
+        channels = features.shape[-1]
+        rows = ops.reshape(features, (-1, channels))
+        batch, positions = ops.shape(features)[:2]
+        upstream = ops.reshape(
+            upstream / ops.cast(positions, "float32"), (len(self.lengths), batch, self.count, self.size)
+        )
+        upstream = ops.transpose(upstream, (2, 0, 1, 3))
+
+        def block(rows_gradient, i):
+            matrices = [self.take(matrix, i) for matrix in blocks]
+            projected = [ops.matmul(rows, ops.transpose(matrix)) for matrix in matrices]
+            products = [projected[0]]
+            for factor in projected[1:-1]:
+                products.append(products[-1] * factor)
+            by_length = dict(zip(self.lengths, ops.unstack(self.take(upstream, i), len(self.lengths)), strict=True))
+            gradient, matrix_gradients = None, []
+            for k in reversed(range(len(blocks))):
+                if k + 1 in by_length:
+                    read_off = ops.broadcast_to(by_length[k + 1][:, None, :], (batch, positions, self.size))
+                    read_off = ops.reshape(read_off, (-1, self.size))
+                    gradient = read_off if gradient is None else gradient + read_off
+                of_factor = gradient if k == 0 else gradient * products[k - 1]
+                rows_gradient = rows_gradient + ops.matmul(of_factor, matrices[k])
+                if trained:
+                    matrix_gradients.append(ops.matmul(ops.transpose(of_factor), rows))
+                gradient = gradient * projected[k]
+            return rows_gradient, tuple(reversed(matrix_gradients))
+
+        shapes = [(self.size, channels)] * (len(blocks) if trained else 0)
+        rows_gradient, matrix_gradients = scan(block, ops.zeros_like(rows), self.count, shapes)
+        features_gradient = ops.reshape(rows_gradient, ops.shape(features))
+        return (features_gradient, *matrix_gradients) if trained else features_gradient
+
+    def take(self, stacked, i):
+        start = (i, *(0 for _ in stacked.shape[1:]))
+        taken = ops.slice(stacked, start, (1, *ops.shape(stacked)[1:]))
+        return ops.cast(ops.reshape(taken, ops.shape(stacked)[1:]), "float32")
 
 
 MODES = ("cascaded", "independent", "random")
@@ -76,6 +187,8 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         dim: d, the number of moments of each order.
         mode: `"cascaded"`: K trained projections, shared by the orders as above; `"independent"`: k trained projections
             of its own for each order k; `"random"`: the same, but fixed at +-1 (Random Maclaurin).
+        scaled: False leaves out the factor d^(-1/2), as the authors' code does.
+        seed: Of the initial projections (Glorot uniform when they are trained); by default drawn from Keras's seed.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -89,11 +202,13 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
     tables 5, 4 and 3.
     """
 
-    def __init__(self, orders=5, dim=8192, mode="cascaded", **kwargs):
+    def __init__(self, orders=5, dim=8192, mode="cascaded", scaled=True, seed=None, **kwargs):
         super().__init__(**{**kwargs, "dtype": "float32"})
         self.orders = as_orders(orders)
         self.dim = integer("dim", dim, at_least=1)
         self.mode = one_of("mode", mode, MODES)
+        self.scaled = boolean("scaled", scaled)
+        self.seed = None if seed is None else integer("seed", seed, at_least=0)
         #: False computes all products at once, for formats that hold no loop.
         self.in_blocks = True
 
@@ -110,15 +225,20 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         for length, orders in self.chains:
             prefix = "" if self.mode == "cascaded" else f"order_{orders[0]}_"
             for k in range(length):
-                name = f"{prefix}projection_{k + 1}"
-                self.projections.append(
-                    self.add_weight(
-                        (self.dim, input_shape[-1]),
-                        _random_signs if self.mode == "random" else "glorot_uniform",
-                        trainable=self.mode != "random",
-                        name=name,
-                    )
-                )
+                seed = None if self.seed is None else self.seed + len(self.projections)
+                self.projections.append(self._projection(f"{prefix}projection_{k + 1}", input_shape[-1], seed))
+
+    def _projection(self, name, channels, seed):
+        shape = (self.dim, channels)
+        if self.mode != "random":
+            return self.add_weight(shape, keras.initializers.GlorotUniform(seed), name=name)
+        uniform = keras.initializers.RandomUniform(-1.0, 1.0, seed)
+
+        def signs(shape, dtype=None):
+            return ops.cast(ops.where(uniform(shape) < 0, -1, 1), dtype)
+
+        # A byte is enough, and there are many: 14 matrices for K = 5.
+        return self.add_weight(shape, signs, dtype="int8", trainable=False, name=name)
 
     def call(self, features):
         """(B, ..., c), such as (B, h, w, c) or (B, n, c) -> the moments (B, d) by order."""
@@ -131,17 +251,16 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         for length, orders in self.chains:
             chain = [ops.convert_to_tensor(weight) for weight in self.projections[first : first + length]]
             first += length
-            averages = average_products(features, chain, orders, self.in_blocks)
+            averages = average_products(
+                features, chain, orders, trained=self.mode != "random", in_blocks=self.in_blocks
+            )
             moments.update(zip(orders, ops.unstack(averages, len(orders)), strict=True))
-        return {order: self.dim**-0.5 * moments[order] for order in self.orders}
+        scale = self.dim**-0.5 if self.scaled else 1.0
+        return {order: scale * moments[order] for order in self.orders}
 
     def compute_output_spec(self, features):
         """(B, d) float32 by order."""
         return {order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32") for order in self.orders}
-
-
-def _random_signs(shape, dtype=None):
-    return ops.where(keras.random.uniform(shape) < 0.5, ops.cast(-1.0, dtype), ops.cast(1.0, dtype))
 
 
 class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
@@ -155,6 +274,8 @@ class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
         embedding_dim: d; None for no dense layer: the moments themselves, of length 1.
         mode: As in `HighOrderMoments`.
         reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the features first; None for none.
+        scaled: As in `HighOrderMoments`. No matter for the embeddings, whose length is 1 in any case.
+        seed: As in `HighOrderMoments`.
 
     Raises:
         ValueError: An argument does not fit.
@@ -167,13 +288,24 @@ class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
     Source: Jacob et al., ICCV 2019, figure 2.
     """
 
-    def __init__(self, orders=5, dim=8192, embedding_dim=512, mode="cascaded", reduce_to=None, **kwargs):
+    def __init__(
+        self,
+        orders=5,
+        dim=8192,
+        embedding_dim=512,
+        mode="cascaded",
+        reduce_to=None,
+        scaled=True,
+        seed=None,
+        **kwargs,
+    ):
         super().__init__(**{**kwargs, "dtype": "float32"})
         for name, size in (("embedding_dim", embedding_dim), ("reduce_to", reduce_to)):
             if size is not None:
                 integer(name, size, at_least=1)
-        self.moments = HighOrderMoments(orders, dim, mode, name="moments")
-        self.orders, self.dim, self.mode = self.moments.orders, self.moments.dim, mode
+        self.moments = HighOrderMoments(orders, dim, mode, scaled, seed, name="moments")
+        for name in ("orders", "dim", "mode", "scaled", "seed"):
+            setattr(self, name, getattr(self.moments, name))
         self.embedding_dim = embedding_dim
         #: The size of each embedding.
         self.output_dim = embedding_dim or self.dim

@@ -68,14 +68,15 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
             initializer=keras.initializers.RandomUniform(-bound, bound),
         )
 
-    def call(self, embeddings, dim=None):
+    def call(self, embeddings, dim=None, proxies=None):
         """(B, d) -> (B, C), or (B, C, K) when there are several proxies per class.
 
         Args:
             embeddings: (B, d).
             dim: How many of their first dimensions count; None for all.
+            proxies: Those of some classes, as `of_classes` returns them; None for all.
         """
-        proxies = self.proxies
+        proxies = self.proxies if proxies is None else proxies
         if dim is not None:
             embeddings, proxies = embeddings[:, :dim], proxies[..., :dim]
         unit = pairwise.l2_normalize(proxies)
@@ -85,10 +86,65 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
             return cosines
         return ops.reshape(cosines, (-1, ops.shape(unit)[0], self.proxies_per_class))
 
+    def of_classes(self, classes):
+        """Return the proxies of some classes, (n,) -> (n, d) or (n, K, d); on TensorFlow no others are read."""
+        if keras.backend.backend() != "tensorflow":
+            return ops.take(self.proxies, classes, axis=0)
+        import tensorflow as tf
+
+        return tf.gather(self.proxies.value, classes)
+
     def compute_output_shape(self, input_shape):
         """(B, C) or (B, C, K)."""
         per_class = () if self.proxies_per_class == 1 else (self.proxies_per_class,)
         return (input_shape[0], self.num_classes, *per_class)
+
+
+def draw_classes(labels, num_classes, size, seed):
+    """Draw classes that the images of a batch are compared with: their own, and others at random.
+
+    The others, in the order of their numbers from a random start, are cut into equal runs, and one class of each is
+    drawn: all have the same chance, none comes twice, and the work does not grow with C.
+
+    Args:
+        labels: (B,) integers; one outside 0 .. C - 1 belongs to no class.
+        num_classes: C.
+        size: How many classes to draw, at least as many as the batch has and at most C.
+        seed: A `keras.random.SeedGenerator`.
+
+    Returns:
+        (size,) integers, the classes, all different; and (B,) integers, the place of each image's own, or -1.
+
+    Example:
+        >>> classes, places = draw_classes(keras.ops.array([7, 2, 7]), 9, 4, keras.random.SeedGenerator(0))
+        >>> np.array(places).tolist(), np.array(classes)[:2].tolist()
+        ([1, 0, 1], [2, 7])
+    """
+    inside = ops.logical_and(labels >= 0, labels < num_classes)
+    labels = ops.cast(ops.where(inside, labels, num_classes), "int32")
+    ordered = ops.sort(ops.concatenate([labels, ops.full((1,), num_classes, "int32")]))
+    first = ops.logical_and(
+        ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]]), ordered < num_classes
+    )
+    # The batch's classes in order, then C as often as there are places left.
+    own = ops.sort(ops.where(first, ordered, num_classes))
+    count = ops.sum(ops.cast(first, "int32"))
+    draws = keras.random.uniform((size + 1,), seed=seed)
+    # The others are numbered among themselves, 0 .. rest - 1.
+    rest, runs = ops.maximum(num_classes - count, 1), ops.maximum(size - count, 1)
+    run = ops.arange(size, dtype="int32") - count
+    length = rest // runs + ops.cast(run < rest % runs, "int32")
+    start = run * (rest // runs) + ops.minimum(run, rest % runs)
+    within = ops.minimum(ops.cast(draws[:-1] * ops.cast(length, "float32"), "int32"), length - 1)
+    shift = ops.cast(draws[-1] * ops.cast(rest, "float32"), "int32")
+    other = (start + within + shift) % rest
+    # A number counts the batch's classes that come before it.
+    before = ops.arange(ops.shape(own)[0], dtype="int32")
+    before = ops.where(before < count, own - before, num_classes)
+    other = other + ops.cast(ops.searchsorted(before, other, side="right"), "int32")
+    place = ops.arange(size, dtype="int32")
+    classes = ops.where(place < count, ops.take(own, ops.minimum(place, ops.shape(own)[0] - 1)), other)
+    return classes, ops.where(inside, ops.cast(ops.searchsorted(own, labels), "int32"), -1)
 
 
 # Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.

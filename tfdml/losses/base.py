@@ -45,7 +45,8 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
         """Compute one value per image: labels in any form that `as_labels` takes, (B, ...) -> (B,)."""
         labels, y_pred = self.as_labels(labels), ops.convert_to_tensor(y_pred)
         pairwise.check_counts(self.name, labels, y_pred)
-        return self.image_losses(labels, ops.cast(y_pred, "float32"))
+        values = self.image_losses(labels, ops.cast(y_pred, "float32"))
+        return values + pairwise.nan_if_no_label(labels)
 
     def image_losses(self, labels, y_pred):
         """Compute one value per image: integers (B,), (B, ...) float32 -> (B,)."""

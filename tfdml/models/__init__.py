@@ -13,6 +13,7 @@ from tfdml.models.reduced import with_whitening as with_whitening
 from tfdml.models.text import ByteTokenizer as ByteTokenizer
 from tfdml.models.text import TextEmbedder as TextEmbedder
 from tfdml.models.text import byte_encoder as byte_encoder
+from tfdml.workarounds import multi_worker_strategy as multi_worker_strategy
 
 # What embeds images by itself, and is saved, evaluated and exported.
 AnyEmbedder = Embedder | MomentEmbedder | WhitenedEmbedder | TruncatedEmbedder | StackedEmbedder

@@ -79,8 +79,11 @@ class Chunks:
         """Return the gradient of a loss that the tape has recorded for each variable; None where there is none."""
         direct, upstream = tape.gradient(loss, [variables, self.representations])
         upstream = {name: value for name, value in upstream.items() if value is not None}
-        through = self._through(upstream, variables)
-        return [_sum(own, other) for own, other in zip(direct, through, strict=True)]
+        # What objectives draw they read after the representations.
+        drawn = self.learner.drawn_weight_ids
+        others = [variable for variable in variables if id(variable) not in drawn]
+        through = dict(zip(map(id, others), self._through(upstream, others), strict=True))
+        return [_sum(own, through.get(id(variable))) for own, variable in zip(direct, variables, strict=True)]
 
     def _through(self, upstream: dict, variables: list) -> list:
         """Return the gradients through the representations, from those with respect to them."""

@@ -115,6 +115,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return shapes or (None, *self.embedder.view_shape)
 
     @property
+    def drawn_weight_ids(self) -> set[int]:
+        """The ids of the weights of objectives of which each step uses rows that are drawn."""
+        return {id(weight) for objective in self.objectives for weight in objective.drawn_weights}
+
+    @property
     def embedder_weights(self) -> list:
         """The weights of the embedders of all views."""
         return [weight for tower in self.towers.values() or [self.embedder] for weight in tower.weights]
@@ -204,8 +209,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = self.optimizer.scale_loss(loss)
         trained = self.trainable_variables
         gradients = chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
+        drawn = self.drawn_weight_ids
         # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their sum is the gradient.
-        gradients = [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
+        gradients = [
+            gradient if gradient is None or id(variable) in drawn else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, trained, strict=True)
+        ]
         self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
         return self.compute_metrics(images, labels, representations)
 
@@ -229,6 +238,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             representations.update(objective.represent(representations, training=training))
         return representations
 
+    def represent_labeled(self, representations, labels, training=None):
+        """Return the representations of the images, with those that objectives make of them and the labels."""
+        representations = dict(representations)
+        for objective in self.objectives:
+            representations.update(objective.represent_labeled(representations, labels, training=training))
+        return representations
+
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         """Return the weighted sum of the terms, scaled so that Keras's sum over replicas is its global value.
 
@@ -243,6 +259,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             raise UserError("MetricLearner takes (images, labels), without sample weights")
         labels = pairwise.as_labels(y, rows=self.positives is not None)
         self._track_distances(y_pred["embedding"], labels)
+        y_pred = self.represent_labeled(y_pred, labels, training)
         # What pairs need is gathered, and nothing else.
         size, num_replicas = ops.shape(labels)[0], replicas.count()
         scope, all_labels = Scope.of_replica(size), replicas.gather(labels)
@@ -266,7 +283,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if num_replicas > 1:
             # The shares have the right gradient; the value is what Keras's logs expect of replicas of unequal size.
             loss = loss + ops.stop_gradient(reported - loss)
-        return loss
+        return loss + pairwise.nan_if_no_label(labels)
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -148,6 +148,15 @@ class MomentEmbedder(ReducedEmbedder):
         moments = self.moments(representations[self.representation])
         return ops.concatenate([representations["embedding"], *moments.values()], axis=1)
 
+    def by_order(self, features) -> dict:
+        """Return the parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the moments' orders."""
+        parts, first = {}, 0
+        for order in (1, *self.moments.orders):
+            size = self.embedder.embedding_dim if order == 1 else self.moments.output_dim
+            parts[order] = features[:, first : first + size]
+            first += size
+        return parts
+
     def adapt(self, features):
         """Fit the principal components to the `features` (N, D) of the training images, as NumPy.
 

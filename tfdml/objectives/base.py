@@ -4,22 +4,27 @@ And plain losses as objectives: on a representation, on its prefixes, or on the 
 """
 
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
-from tfdml import pairwise, replicas
+from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer, number, one_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.layers import CosineProxies
+from tfdml.layers.vectors import draw_classes
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
 from tfdml.losses.proxy import ProxyAnchorLoss
 from tfdml.pairs import Scope, pairs_by_name
 from tfdml.registry import register
 from tfdml.saving import SavedByArguments, restore, snake_case
+
+#: Where classes are drawn: the representation that holds the column of `"class"` of each image's own.
+CLASS_COLUMNS = "class_columns"
 
 
 class Term(NamedTuple):
@@ -52,6 +57,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     It may also define
 
     - `represent(representations)`: its work on each image alone;
+    - `represent_labeled(representations, labels)`: what it needs the labels of the global batch for;
     - `update` and `remember`: what it keeps of the batches of training, the same on every replica, and `forget`;
     - `observe`, with the keys in `observes`: what is logged next to its value, as `<name>_<key>`;
     - `calibrate`, with `calibrates_on`: what it measures of the training set before the first step.
@@ -94,6 +100,11 @@ class Objective(SavedByArguments, keras.layers.Layer):
         self.weight = number("weight", weight, at_least=0)
 
     @property
+    def drawn_weights(self) -> list:
+        """Its weights of which each step uses rows that are drawn; by default none."""
+        return []
+
+    @property
     def reads(self) -> tuple[str, ...]:
         """The names of the representations that the value needs; by default `representation` alone."""
         return (self.representation,)
@@ -107,6 +118,10 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     def represent(self, representations, training=None) -> dict:
         """Compute further representations of each image from its own; by default none."""
+        return {}
+
+    def represent_labeled(self, representations, labels, training=None) -> dict:
+        """Compute further representations of the images of this replica, of labels (B,) too; by default none."""
         return {}
 
     def compute(self, representations, labels):
@@ -175,7 +190,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
     def call(self, representations, labels, training=None):
         """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
-        return self.term(available, labels, training=training).value
+        available.update(self.represent_labeled(available, labels, training=training))
+        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(labels)
 
     def term(self, representations, labels, scope: Scope = Scope(), training=False) -> Term:
         """Evaluate a batch; in training, also update what the objective keeps of the batches.
@@ -188,6 +204,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
             training: Whether this is a step of training.
         """
         selected = {name: ops.cast(value, "float32") for name, value in self.select(representations).items()}
+        if self.per_image and "class" in self.reads:
+            labels = representations.get(CLASS_COLUMNS, labels)
         labels = self.as_labels(labels)
         pairwise.check_counts(self.name, labels, next(iter(selected.values())))
         if training:
@@ -471,10 +489,17 @@ class ProxyLoss(Objective):
         drop_highest: The share of the global batch's images, those of the highest values, that does not count: for
             wrong labels, whose images keep high values while the others are learned. At least 0 and below 1. The mean
             is that of the images that count.
+        sample: The share of the C classes that a step of training compares with, for very many classes: those of the
+            global batch, and others that each step draws, the same on all replicas. They are never fewer than the batch
+            has images. `"class"` has their columns alone, and an objective that works image by image and reads it gets
+            columns as labels. In evaluation all classes are compared. On TensorFlow a step reads only the drawn
+            proxies, and an optimizer of `tfdml.training.build_optimizer` changes only these, their moments and
+            averages, and decays them: those that are not drawn keep their moments, as in TensorFlow's lazy Adam, while
+            the dense form also moves them by what is left of earlier gradients. Other optimizers, and JAX, change all.
 
     Raises:
         ValueError: `loss` is not a loss on class similarities, a count is not positive, or `drop_highest` is out of
-            range or given for a loss that has no value of each image.
+            range or given for a loss that has no value of each image. `sample` is not above 0 or above 1.
 
     Example:
         >>> objective = ProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98)
@@ -482,6 +507,8 @@ class ProxyLoss(Objective):
         ()
 
     Source: `drop_highest` is the small-loss selection of Han et al., "Co-teaching", NeurIPS 2018, by one network.
+    `sample` is that of An et al., "Partial FC: Training 10 Million Identities on a Single Machine", ICCVW 2021, and
+    "Killing Two Birds with One Stone", CVPR 2022: the softmax over what is drawn, without a correction.
     """
 
     per_image = True
@@ -496,6 +523,7 @@ class ProxyLoss(Objective):
         representation="embedding",
         name=None,
         drop_highest=0.0,
+        sample=1.0,
         **kwargs,
     ):
         loss = as_loss(loss)
@@ -512,18 +540,57 @@ class ProxyLoss(Objective):
         self.drop_highest = number("drop_highest", drop_highest, at_least=0, below=1)
         if self.drop_highest and isinstance(loss, ProxyAnchorLoss):
             raise ValueError(f"drop_highest: {loss.name} has no value of each image; leave it out")
+        self.sample = number("sample", sample, above=0, at_most=1)
+        if self.sample < 1:
+            self.reads = ("class", representation)
+
+    @property
+    def drawn_weights(self):
+        """The proxies, where classes are drawn."""
+        return [self.class_proxies.proxies] if self.sample < 1 else []
 
     def build_from(self, shapes):
         """Create the proxies."""
-        if not self.class_proxies.built:
-            self.class_proxies.build(shapes[self.representation])
+        if self.class_proxies.built:
+            return
+        self.class_proxies.build(shapes[self.representation])
+        if self.sample < 1:
+            start = workarounds.SavedSeed.start()
+            self.draws = self.add_weight(
+                name="draws",
+                shape=start.shape,
+                dtype=start.dtype.name,
+                initializer=lambda shape, dtype: start,
+                trainable=False,
+                aggregation="only_first_replica",
+            )
 
     def represent(self, representations, training=None):
-        """Return the class similarities of each image."""
-        return {"class": self._similarities(representations[self.representation])}
+        """Return the class similarities of each image; nothing where classes are drawn."""
+        return {} if self.sample < 1 else self.of_proxies(representations)
 
-    def _similarities(self, embeddings, dim=None):
-        similarities = self.class_proxies(embeddings, dim=dim)
+    def represent_labeled(self, representations, labels, training=None):
+        """Return the similarities to the classes that are drawn, to all in evaluation, and each image's column."""
+        if self.sample == 1:
+            return {}
+        labels = self.as_labels(labels)
+        refuse_unknown_classes(labels, self.num_classes, self.name)
+        if not training:
+            return {**self.of_proxies(representations), CLASS_COLUMNS: labels}
+        of_all = replicas.gather(labels)
+        size, share = ops.shape(of_all)[0], math.ceil(self.sample * self.num_classes)
+        # A number, where the size of the batch is known.
+        size = min(max(size, share), self.num_classes) if isinstance(size, int) else ops.maximum(size, share)
+        classes, columns = draw_classes(of_all, self.num_classes, size, workarounds.SavedSeed(self.draws))
+        columns = replicas.local_rows(columns, ops.shape(labels)[0])
+        return {**self.of_proxies(representations, self.class_proxies.of_classes(classes)), CLASS_COLUMNS: columns}
+
+    def of_proxies(self, representations, proxies=None):
+        """Return what it provides, of the proxies of some classes; None for all."""
+        return {"class": self._similarities(representations[self.representation], proxies=proxies)}
+
+    def _similarities(self, embeddings, dim=None, proxies=None):
+        similarities = self.class_proxies(embeddings, dim=dim, proxies=proxies)
         if isinstance(self.loss, ClassSimilarityLoss):
             similarities = self.loss.class_similarities(similarities)
         return similarities
@@ -588,10 +655,11 @@ class MatryoshkaProxyLoss(ProxyLoss):
         check_length(self.name, self.dims, shapes[self.representation][-1])
         super().build_from(shapes)
 
-    def represent(self, representations, training=None):
+    def of_proxies(self, representations, proxies=None):
         """Return the class similarities, and those of the prefixes."""
         x = representations[self.representation]
-        return super().represent(representations) | {f"class_{dim}": self._similarities(x, dim) for dim in self.dims}
+        prefixes = {f"class_{dim}": self._similarities(x, dim, proxies) for dim in self.dims}
+        return {**super().of_proxies(representations, proxies), **prefixes}
 
     def image_values(self, representations, labels):
         """One weighted sum over the prefixes per image."""

@@ -155,7 +155,7 @@ class RegularizedSoftTriple(ProxyLoss):
         representation: What the centers are compared with.
 
     Raises:
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or `sample` is below 1.
 
     Example:
         >>> objective = RegularizedSoftTriple(num_classes=98, proxies_per_class=10)
@@ -165,7 +165,7 @@ class RegularizedSoftTriple(ProxyLoss):
     Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.3.
     """
 
-    fixed = ("loss",)
+    fixed = ("loss", "sample")
 
     def __init__(
         self,
@@ -182,6 +182,8 @@ class RegularizedSoftTriple(ProxyLoss):
         super().__init__(loss, num_classes, proxies_per_class, **kwargs)
         self.scale, self.gamma, self.margin = loss.scale, loss.gamma, loss.margin
         self.tau = number("tau", tau, at_least=0)
+        if self.sample < 1:
+            raise ValueError(f"{self.name}: its regularizer reads the centers of all classes; take SoftTripleLoss")
 
     def regularizer(self):
         """Return the mean over classes of the distances between their centers, without tau."""
@@ -344,7 +346,8 @@ class SphereFace2(ProxyLoss):
         own, other = self.scale * (at_zero - self.margin), self.scale * (at_zero + self.margin)
         if self.num_classes == 1:
             return -own
-        ratio = self.balance / ((1.0 - self.balance) * (self.num_classes - 1))
+        others = max(self.sample * self.num_classes - 1, 1)
+        ratio = self.balance / ((1.0 - self.balance) * others)
         root = math.hypot(1.0 - ratio, 2.0 * math.sqrt(ratio) * math.exp((own - other) / 2.0))
         # Each form without the difference of nearly equal numbers.
         if ratio > 1.0:

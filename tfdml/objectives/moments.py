@@ -10,7 +10,8 @@ from tfdml.arguments import number, one_of
 from tfdml.layers import MomentEmbeddings
 from tfdml.layers.moments import as_orders
 from tfdml.losses.base import PairLoss
-from tfdml.objectives.base import Objective, as_loss, reduction_of
+from tfdml.losses.classification import ClassSimilarityLoss
+from tfdml.objectives.base import MetricLoss, Objective, ProxyLoss
 from tfdml.registry import register
 from tfdml.saving import restore
 
@@ -31,7 +32,8 @@ class HighOrderMomentLoss(Objective):
     embedder's architecture, speed and file are those without it. `tfdml.models.MomentEmbedder` uses them in search.
 
     Args:
-        loss: A loss over pairs, such as `tfdml.losses.ContrastiveLoss()`.
+        loss: Any loss: on pairs, such as `tfdml.losses.ContrastiveLoss()`; on class similarities, such as
+            `tfdml.losses.AMSoftmaxLoss()`, for which each order gets class proxies of its own; or another Keras loss.
         orders: K for the orders 2 .. K, or the orders themselves, ascending. The paper has K = 5 on CUB and CARS, 4 on
             SOP and In-Shop.
         dim: The number of moments of each order.
@@ -43,6 +45,10 @@ class HighOrderMomentLoss(Objective):
             authors take the 8 x 1024 channels of an attention ensemble to 1024.
         order_weights: The weight of each order, one for all or one for each. The authors' code has 1, and 1/K with an
             attention ensemble.
+        scaled: As in `tfdml.layers.HighOrderMoments`.
+        num_classes: C, for a loss on class similarities; labels must lie in 0 .. C - 1.
+        proxies_per_class: For a loss on class similarities; by default what the loss expects.
+        seed: Of the initial projections; by default drawn from Keras's seed.
         name: The term's name in logs, and the beginning of those of its representations, `<name>_<order>`.
 
     Raises:
@@ -57,7 +63,6 @@ class HighOrderMomentLoss(Objective):
     to 9, and algorithm 1.
     """
 
-    learns_from = ("positive", "negative")
     reads: tuple[str, ...] = ()
 
     def __init__(
@@ -70,6 +75,10 @@ class HighOrderMomentLoss(Objective):
         representation="feature_map",
         reduce_to=None,
         order_weights=1.0,
+        scaled=True,
+        num_classes=None,
+        proxies_per_class=None,
+        seed=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -77,14 +86,22 @@ class HighOrderMomentLoss(Objective):
         self.order_weights = self._weights_by_order(order_weights)
         self.embedding_dim = embedding_dim
         self.representation = representation
-        self.dim, self.mode, self.reduce_to = dim, mode, reduce_to
+        self.num_classes = num_classes
+        self.proxies_per_class = proxies_per_class
+        self.options = {"dim": dim, "mode": mode, "reduce_to": reduce_to, "scaled": scaled, "seed": seed}
         # Checks the arguments now; the layer itself needs the embedder's size.
-        self._moments_of_size(embedding_dim)
-        self.loss = as_loss(loss)
-        if not isinstance(self.loss, PairLoss):
-            raise ValueError(f"{self.name} takes a loss of tfdml over pairs, not {self.loss!r}")
-        self.reduction, self.whole_batch = reduction_of(self.loss), self.loss.needs_whole_batch
-        self.reads = self.provides = tuple(f"{self.name}_{order}" for order in self.orders)
+        MomentEmbeddings(self.orders, embedding_dim=embedding_dim, **self.options)
+        self.loss = restore(loss)
+        self.terms = [self._term(order) for order in self.orders]
+        self.per_image = self.terms[0].per_image
+        self.learns_from = self.terms[0].learns_from
+        self.reduction = self.terms[0].reduction
+        self.whole_batch = self.terms[0].whole_batch
+        self._has_proxies = isinstance(self.terms[0], ProxyLoss)
+        # The embeddings of the moments, and the class similarities that they give: the loss of each order takes these.
+        vectors = tuple(term.representation for term in self.terms)
+        self.reads = tuple(f"{name}_class" for name in vectors) if self._has_proxies else vectors
+        self.provides = vectors + self.reads if self._has_proxies else vectors
 
     def _weights_by_order(self, weights) -> tuple[float, ...]:
         weights = tuple(weights) if isinstance(weights, Sequence) else (weights,) * len(self.orders)
@@ -92,18 +109,28 @@ class HighOrderMomentLoss(Objective):
             raise ValueError(f"{self.name}: {len(weights)} order_weights for {len(self.orders)} orders")
         return tuple(number("each of order_weights", weight, at_least=0) for weight in weights)
 
-    def _moments_of_size(self, size) -> MomentEmbeddings:
-        return MomentEmbeddings(self.orders, self.dim, size, self.mode, self.reduce_to, name="moments")
+    def _term(self, order) -> Objective:
+        source = f"{self.name}_{order}"
+        if not isinstance(self.loss, ClassSimilarityLoss):
+            return MetricLoss(self.loss, representation=source, name=source)
+        if self.num_classes is None:
+            raise ValueError(f"{self.name}: {self.loss.name} works on class similarities and needs num_classes")
+        proxies = self.proxies_per_class or self.loss.proxies_per_class
+        return ProxyLoss(self.loss, self.num_classes, proxies, representation=source, name=source)
 
     def build_from(self, shapes):
-        """Create the projections and the matrices A_k."""
+        """Create the projections, the matrices A_k and the class proxies."""
         size = self.embedding_dim
-        if size is None and self.mode != "random":
+        if size is None and self.options["mode"] != "random":
             if "embedding" not in shapes:
                 raise ValueError(f"{self.name}: there is no embedding to take the size from: give embedding_dim")
             size = shapes["embedding"][-1]
-        self.moments = self._moments_of_size(size)
+        self.moments = MomentEmbeddings(self.orders, embedding_dim=size, name="moments", **self.options)
         self.moments.build(self._source(shapes))
+        if self._has_proxies:
+            for term in self.terms:
+                term.build_from({term.representation: (None, self.moments.output_dim)})
+                term.built = True
 
     def _source(self, representations):
         if self.representation not in representations:
@@ -116,14 +143,31 @@ class HighOrderMomentLoss(Objective):
         return source
 
     def represent(self, representations, training=None):
-        """Return the embeddings of each image's moments."""
+        """Return the embeddings of each image's moments, and their class similarities."""
         vectors = self.moments(self._source(representations))
-        return {name: vectors[order] for name, order in zip(self.reads, self.orders, strict=True)}
+        named = {term.representation: vectors[order] for order, term in zip(self.orders, self.terms, strict=True)}
+        if not self._has_proxies:
+            return named
+        similarities = [term.represent(named)["class"] for term in self.terms]
+        return {**named, **dict(zip(self.reads, similarities, strict=True))}
+
+    def compute(self, representations, labels):
+        """Compute the weighted sum over orders, (B,), of a loss that works image by image."""
+        total = 0.0
+        for term, source, weight in zip(self.terms, self.reads, self.order_weights, strict=True):
+            name = "class" if self._has_proxies else source
+            total = total + weight * term.compute({name: representations[source]}, labels)
+        return total
 
     def compute_pairs(self, pairs):
-        """Compute the weighted sum over the orders, or the anchors' part of it."""
-        terms = zip(self.reads, self.order_weights, strict=True)
-        return sum(weight * self.loss.of_pairs(pairs[name]) for name, weight in terms)
+        """Compute the weighted sum over orders of a loss on pairs."""
+        return sum(
+            weight * term.compute_pairs(pairs) for term, weight in zip(self.terms, self.order_weights, strict=True)
+        )
+
+    def get_config(self):
+        """Return the arguments."""
+        return {**super().get_config(), **self.options}
 
 
 class HeadsObjective(Objective):

@@ -165,21 +165,20 @@ def objective_figures(run: Run) -> dict[str, Markup]:
 
 def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) -> Markup:
     """Draw two histograms of distances over one axis, each in percent of its own pairs, and the threshold."""
-    filled = np.flatnonzero(histogram.positive + histogram.negative)
-    ends = float(histogram.edges[filled[0]]), float(histogram.edges[filled[-1] + 1])
+    shown = histogram.rebinned(_BINS)
 
     def plot(figure: Figure) -> None:
         axes = _axes(figure, f"{distance} distance", "% of pairs")
         for counts, name, look in (
-            (histogram.negative, "different classes, d⁻", {"fc": "none", "ec": color("s1"), "hatch": "///"}),
-            (histogram.positive, "one class, d⁺", {"fc": (color("s0"), 0.38), "ec": color("s0")}),
+            (shown.negative, "different classes, d⁻", {"fc": "none", "ec": color("s1"), "hatch": "///"}),
+            (shown.positive, "one class, d⁺", {"fc": (color("s0"), 0.38), "ec": color("s0")}),
         ):
-            shares, edges = np.histogram(histogram.edges[:-1], _BINS, ends, weights=100 * counts / counts.sum())
-            axes.stairs(shares, edges, fill=True, lw=1.5, label=name, **look)
+            axes.stairs(100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look)
         axes.axvline(threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}")
         figure.legend(loc="outside lower left", ncols=2)
 
-    return draw(plot, f"Histogram of pair distances, threshold {threshold:.3g}")
+    means = f"Mean of d+ {histogram.mean_positive:.3g}, mean of d- {histogram.mean_negative:.3g}"
+    return draw(plot, f"Histogram of pair distances. {means}, threshold {threshold:.3g}")
 
 
 def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:

@@ -261,7 +261,7 @@ def thresholds(
     measured = verification(points, labels, distance=distance)
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
     accepted = accepted_rates(points, labels, threshold, distance=distance)
-    rates: Mapping[str, Interval] = {"far": accepted.far, "tar": accepted.tar}
+    rates: Mapping[str, Interval] = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
     if "fpir" in target:
         rates = identification_rates(points, labels, threshold, distance=distance)
     return {

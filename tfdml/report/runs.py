@@ -30,14 +30,16 @@ class Run:
         name: What a report calls it.
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
             `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
-            `metrics_moments` of a `MomentEmbedder`; among the metrics or next to them `generalization` as
-            `evaluate_generalization` gives it; `dataset`, `protocol` and `selection` in words.
+            `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
+            or next to them `generalization` as `evaluate_generalization` gives it; `dataset`, `protocol` and
+            `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
             what `fit` reports as `train`; empty where there is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
         path: Its folder; None: it has none.
         seeds: Of what was trained with several seeds or folds, the run of each; its metrics are then their means.
+        watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
 
     Example:
         >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
@@ -52,6 +54,7 @@ class Run:
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     path: Path | None = None
     seeds: Sequence[Run] = ()
+    watch: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -106,7 +109,9 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
     if not (path / "result.json").is_file():
         raise UserError(f"{path} is not the folder of a finished run: there is no result.json in it")
     result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
-    environment = path / "environment.json"
+    environment, watch = (
+        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "watch.json")
+    )
     lines = _text(path / "metrics.jsonl").splitlines()
     folders = [fields(row, {"run": str}, f"{path}/result.json: runs")["run"] for row in result.get("runs", [])]
     return Run(
@@ -114,7 +119,8 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         result=result,
         history=[parse_json(line, f"{path}/metrics.jsonl") for line in lines if line.strip()],
         flags=parse_flags(_text(path / "flags.txt")),
-        environment=read_json(environment) if environment.is_file() else {},
+        environment=environment,
+        watch=watch,
         path=path,
         seeds=[read_run(path / os.path.basename(folder), folder.replace("_", " ")) for folder in folders],
     )
@@ -210,6 +216,16 @@ def metric_interval(key: str, ends: tuple[float, float] | None) -> str:
         '55.1 – 59.7'
     """
     return "–" if ends is None else " – ".join(metric_value(key, end) for end in ends)
+
+
+def order_name(order: str) -> str:
+    """Return what to call one of HORDE's orders of moments in print.
+
+    Example:
+        >>> order_name("1"), order_name("3"), order_name("all")
+        ('1, the embedding', 'order 3', 'all, side by side')
+    """
+    return {"1": "1, the embedding", "all": "all, side by side"}.get(order, f"order {order}")
 
 
 def setting_text(value: Any) -> str:

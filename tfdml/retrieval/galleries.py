@@ -5,11 +5,13 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import json
 import re
 import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,13 @@ import numpy as np
 from tfdml.embeddings.compute import truncate
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
-from tfdml.io.files import fields, parse_json
+from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 
 #: What a row has besides its id and vector: texts, empty where they are not known.
-COLUMNS = ("path", "class", "role")
-_VERSION = 3
-# Rows that are written at once.
-_ROWS_AT_ONCE = 10_000
+COLUMNS = ("path", "class", "role", "source")
+_VERSION = 2
 # Each is also the extra and the beginning of the module's name.
 SCHEMES = ("lancedb", "pgvector")
 
@@ -45,19 +45,25 @@ class Address:
     """The parts of an address.
 
     Args:
-        place: The address without its options, which may hold a password; `str()` leaves it out.
-        path: Of LanceDB: the folder.
+        uri: The address itself, which may hold a password; `str()` leaves it out.
+        parts: Scheme, host, port, user, password and path.
+        path: A folder, or the name of a database after a slash.
         table: The table that holds the gallery.
         distance: Of a new gallery; empty for any.
+        effort: How much of the approximate index is searched; 0 for exact search.
+        socket: The folder of a socket of PostgreSQL.
     """
 
-    place: str = dataclasses.field(repr=False)
+    uri: str = dataclasses.field(repr=False)
+    parts: urllib.parse.SplitResult = dataclasses.field(repr=False)
     path: str
     table: str = "gallery"
     distance: str = ""
+    effort: int = 0
+    socket: str = ""
 
     def __str__(self) -> str:
-        return redact(self.place)
+        return redact(self.uri)
 
 
 def parse(uri: str) -> Address:
@@ -67,18 +73,21 @@ def parse(uri: str) -> Address:
         UserError: It is none. The message holds no user and no password.
 
     Example:
-        >>> address = parse("lancedb:///data/cars?table=vans")
-        >>> address.path, address.table
-        ('/data/cars', 'vans')
+        >>> address = parse("lancedb:///data/cars?effort=20")
+        >>> address.path, address.table, address.effort
+        ('/data/cars', 'gallery', 20)
     """
-    where, place = f"`uri={redact(uri)}`", uri.partition("?")[0]
+    where, scheme = f"`uri={redact(uri)}`", uri.partition("://")[0]
     forms = "lancedb:///folder or pgvector://user:password@host:port/database"
+    if not is_gallery(uri):
+        raise UserError(f"{where}: write {forms}")
     try:
         parts = urllib.parse.urlsplit(uri)
-        options = dict(urllib.parse.parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        options = dict(pairs)
+        has_place = bool(parts.path.strip("/") or parts.hostname) and not (parts.netloc and scheme == "lancedb")
         # The port raises where it is no number.
-        has_place = parts.path.strip("/") and parts.port != 0 and not (parts.netloc and parts.scheme == "lancedb")
-        if not is_gallery(uri) or parts.fragment or not has_place:
+        if parts.fragment or parts.port == 0 or not has_place or len(options) < len(pairs):
             raise ValueError
     except ValueError:
         advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
@@ -86,11 +95,14 @@ def parse(uri: str) -> Address:
         raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
     with user_errors(UserError, f"{where}: {REASON}"):
         for name in options:
-            check_choice("option", name, ("table", "distance"))
+            check_choice("option", name, ("table", "distance", "effort", "socket"))
+        if not re.fullmatch("[1-9][0-9]{0,8}", options.get("effort", "1")):
+            raise UserError("effort must be a positive number")
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
         if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
             raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
-    return Address(place, urllib.parse.unquote(parts.path), **options)
+    effort = int(options.pop("effort", 0))
+    return Address(uri, parts, urllib.parse.unquote(parts.path), effort=effort, **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +169,7 @@ class Neighbors:
 class GalleryDatabase(abc.ABC):
     """A table of ids, vectors and texts in a database; a context manager, made by `connect`.
 
-    It has four methods, `upsert`, `delete`, `search` and `rows`, and a length. Distances are those of
+    It has five methods: `upsert`, `delete`, `search`, `rows` and `optimize`. Distances are those of
     `nearest_neighbors`. For `cosine` the vectors are kept at length 1.
 
     Args:
@@ -171,6 +183,8 @@ class GalleryDatabase(abc.ABC):
     """
 
     _errors: tuple[type[Exception], ...]
+    # Rows that are written at once.
+    batch_rows = 10_000
 
     def __init__(self, address: Address):
         self.address = address
@@ -225,7 +239,8 @@ class GalleryDatabase(abc.ABC):
                 about = About(self.distance, vectors.shape[1], model)
                 self._create(about)
                 self.about = about
-            self._upsert(Rows(ids, vectors, texts))
+            for part in row_blocks(len(ids), self.batch_rows):
+                self._upsert(Rows(ids[part], vectors[part], {name: texts[name][part] for name in COLUMNS}))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove rows, ignore unknown ids, and return how many were there."""
@@ -262,14 +277,20 @@ class GalleryDatabase(abc.ABC):
                         array[query, rank] = value
         return Neighbors(ids, distances, dict(zip(COLUMNS, texts, strict=True)))
 
-    def rows(self, most: int) -> Rows:
-        """Return rows, at most so many."""
+    def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
+        """Return the rows of these ids, or any, and at most so many."""
         dimension = self._existing().dimension
         with self._user_errors("cannot be read"):
-            rows = self._rows(most)
+            rows = self._rows(most, None if ids is None else list(ids))
         names, vectors, *texts = zip(*rows, strict=True) if rows else ((),) * (2 + len(COLUMNS))
         matrix = np.array(vectors, np.float32).reshape(-1, dimension)
         return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
+
+    def optimize(self) -> None:
+        """Tidy the files, and build an approximate index where the address has an `effort`."""
+        self._existing()
+        with self._user_errors("cannot be indexed"):
+            self._optimize()
 
     def check(self, dimension: int, model: str, what: str) -> None:
         """Raise a `UserError` where there is no table, or it is of another dimension or model than these vectors."""
@@ -324,8 +345,12 @@ class GalleryDatabase(abc.ABC):
         """Return the number of rows."""
 
     @abc.abstractmethod
-    def _rows(self, most: int) -> list[tuple]:
+    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
         """Return rows: the id, the vector and the texts."""
+
+    @abc.abstractmethod
+    def _optimize(self) -> None:
+        """See `optimize`."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -335,8 +360,9 @@ class GalleryDatabase(abc.ABC):
 def connect(uri: str) -> GalleryDatabase:
     """Open a gallery where it is: `lancedb:///folder` or `pgvector://user:password@host:port/database`.
 
-    Options follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for a new gallery). The
-    first `upsert` makes the table. The search is exact, unless you build an index in the database.
+    Options follow as `?name=value&name=value`: `table` (`gallery`), `distance` (`euclidean`, for a new gallery) and,
+    for approximate search, `effort`; without it the search is exact, whatever index is there. The first `upsert` makes
+    the table.
 
     Args:
         uri: The address.
@@ -357,10 +383,25 @@ def connect(uri: str) -> GalleryDatabase:
         ([['b']], [['coupe']])
     """
     address = parse(uri)
-    scheme = uri.partition("://")[0]
+    scheme = address.parts.scheme
     with user_errors(ImportError, f"`uri={address}`: {REASON}; pip install 'tfdml[{scheme}]'"):
         module = importlib.import_module(f"tfdml.retrieval.{scheme}_gallery")
     return module.Gallery(address)
+
+
+@dataclasses.dataclass(frozen=True)
+class IndexCounts:
+    """What became of embeddings that were indexed.
+
+    Args:
+        added: Rows that the gallery lacked.
+        replaced: Rows of other embeddings with the same ids.
+        present: Rows that were there already.
+    """
+
+    added: int
+    replaced: int
+    present: int
 
 
 def index_embeddings(
@@ -368,28 +409,60 @@ def index_embeddings(
     stored: StoredEmbeddings,
     prefix: str = "",
     truncate_dim: int = 0,
+    replace: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
-    """Write stored embeddings into a gallery; rows of the same ids are replaced.
+) -> IndexCounts:
+    """Write the embeddings that a gallery lacks, and build its index, if its address has an `effort`.
+
+    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A row's `source`
+    identifies the embeddings by their checksums.
 
     Args:
-        gallery: The gallery.
-        stored: The embeddings.
-        prefix: Put before the name of each image, for its id.
-        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all, as they are.
-        progress: Called with how many rows are written, and of how many.
+        gallery: Where to.
+        stored: What. The name of each image is its id.
+        prefix: Put before every name, for an id.
+        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
+        replace: Replace rows of other embeddings that have the same ids.
+        progress: Called with how many rows are written, of how many.
 
     Raises:
-        UserError: Names occur more than once, the embeddings are of another dimension or model than the gallery, or the
-            database fails.
+        UserError: Names occur twice, there are fewer dimensions, the gallery is of another dimension or model, or an id
+            is that of other embeddings, and `replace` is not set; nothing is written then. Or the database fails.
+
+    Example:
+        >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
+        ...     index_embeddings(gallery, read_embeddings("embeddings/cars")).added
+        256
     """
     ids = [f"{prefix}{name}" for name in stored.names]
     if len(set(ids)) < len(ids):
         raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
+
+    def vectors(rows: Any) -> np.ndarray:
+        return truncate(stored.embeddings[rows], truncate_dim) if truncate_dim else stored.embeddings[rows]
+
     model = f"{truncate_dim} dimensions of {stored.model}" if stored.model and truncate_dim else stored.model
+    files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
+    source = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
+    sources: dict[str, str] = {}
+    dimension = vectors(slice(1)).shape[1]
+    if gallery.about is not None:
+        gallery.check(dimension, model, stored.source)
+        for block in row_blocks(len(ids), gallery.batch_rows):
+            present = gallery.rows(len(ids), ids[block])
+            sources |= zip(present.ids, present.columns["source"], strict=True)
+    others = [row for row, name in enumerate(ids) if sources.get(name, source) != source]
+    if others and not replace:
+        count = f"{len(others):,} ids of {stored.source}, of other embeddings, such as"
+        advice = "set `replace=True` to replace these rows, or another `prefix` to keep both"
+        raise UserError(f"`uri={gallery.address}` holds {count} {ids[others[0]]}: {advice}")
+    rows = np.array([row for row, name in enumerate(ids) if sources.get(name) != source], int)
     texts = {"path": stored.names, "class": stored.classes, "role": stored.roles}
-    for block in row_blocks(len(ids), _ROWS_AT_ONCE):
-        vectors = stored.embeddings[block]
-        columns = {name: list(map(str, of[block])) for name, of in texts.items() if of is not None}
-        gallery.upsert(ids[block], truncate(vectors, truncate_dim) if truncate_dim else vectors, columns, model=model)
-        progress(block.stop, len(ids))
+    for block in row_blocks(len(rows), gallery.batch_rows):
+        part = rows[block]
+        columns = {name: [str(of[row]) for row in part] for name, of in texts.items() if of is not None}
+        columns["source"] = [source] * len(part)
+        gallery.upsert([ids[row] for row in part], vectors(part), columns, model=model)
+        progress(block.stop, len(rows))
+    gallery.optimize()
+    return IndexCounts(len(rows) - len(others), len(others), len(ids) - len(rows))

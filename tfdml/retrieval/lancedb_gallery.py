@@ -12,13 +12,16 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 import lancedb
 import pyarrow as pa
+from lancedb.index import IvfPq
 
 from tfdml.io.files import locked
+from tfdml.retrieval.exact import row_blocks
 from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
-# Where a table has an index, so many times k candidates are compared by their whole vectors.
+# So many times k candidates are compared by their whole vectors, of which an index keeps codes.
 _REFINED = 10
+_LISTED_AT_ONCE = 10_000
 
 
 class Gallery(GalleryDatabase):
@@ -29,6 +32,7 @@ class Gallery(GalleryDatabase):
     """
 
     _errors = (OSError, ValueError, RuntimeError)
+    batch_rows = 50_000
     _table: Any = None
 
     def _open(self) -> str | bytes | None:
@@ -62,13 +66,14 @@ class Gallery(GalleryDatabase):
 
     def _delete(self, ids: list[str]) -> int:
         with self._writing():
-            listed = ", ".join(map(_quoted, ids))
-            return int(self._table.delete(f"id IN ({listed})").num_deleted_rows)
+            parts = row_blocks(len(ids), _LISTED_AT_ONCE)
+            return sum(int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts)
 
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
         query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
         query = query.distance_type("dot" if self._by_product else "l2").select(["id", *COLUMNS, "_distance"])
-        query = query.refine_factor(_REFINED)
+        effort = self.address.effort
+        query = query.nprobes(effort).refine_factor(_REFINED) if effort else query.bypass_vector_index()
         if where:
             query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
         answers: list[list[tuple]] = [[] for _ in vectors]
@@ -81,9 +86,23 @@ class Gallery(GalleryDatabase):
     def _count(self) -> int:
         return int(self._table.count_rows())
 
-    def _rows(self, most: int) -> list[tuple]:
-        table = self._table.search().limit(most).select(["id", "vector", *COLUMNS]).to_arrow()
-        return list(zip(*(table[name].to_pylist() for name in ("id", "vector", *COLUMNS)), strict=True))
+    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
+        rows: list[tuple] = []
+        for where in [None] if ids is None else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]:
+            query = self._table.search().limit(most - len(rows)).select(["id", "vector", *COLUMNS])
+            table = (query.where(where) if where else query).to_arrow()
+            vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+            vectors = vectors.reshape(len(table), -1) if len(table) else []
+            texts = (table[name].to_pylist() for name in ("id", *COLUMNS))
+            rows += [(name, vector, *others) for vector, name, *others in zip(vectors, *texts, strict=True)]
+        return rows
+
+    def _optimize(self) -> None:
+        with self._writing():
+            self._table.optimize()
+            if self.address.effort:
+                config = IvfPq(distance_type="dot" if self._by_product else "l2")
+                self._table.create_index("vector", config=config)
 
     def close(self) -> None:
         """See `GalleryDatabase.close`."""
@@ -92,3 +111,7 @@ class Gallery(GalleryDatabase):
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
+
+
+def _listed(ids: list[str]) -> str:
+    return f"id IN ({', '.join(map(_quoted, ids))})"

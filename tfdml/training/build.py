@@ -22,6 +22,7 @@ from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.backends import load_embedder
 from tfdml.errors import REASON, UserError, user_errors
+from tfdml.evaluation import evaluate_pairs
 from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
@@ -32,15 +33,17 @@ from tfdml.objectives.terms import build_objectives, check_objectives
 from tfdml.training import checkpoints, workers
 from tfdml.training.checkpoints import RunFolder
 from tfdml.training.images import (
+    CachePlan,
     Splits,
-    keeps_images,
+    check_measurable,
     load_splits,
     make_sampler,
     make_transforms,
+    plan_cache,
     relation_of,
 )
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.settings import MOST_CLASSES, DataSettings, Experiment, ModelSettings
+from tfdml.training.settings import MOST_CLASSES, PAIR_METRICS, DataSettings, Experiment, ModelSettings
 
 #: Images per batch wherever images are embedded and not trained on.
 EVALUATION_BATCH = 100
@@ -93,10 +96,14 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
         make = functools.partial(AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"])
     with user_errors(ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"):
         arguments |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
-        return make(backbone, **dataclasses.asdict(view), **arguments)
+        embedder = make(backbone, **dataclasses.asdict(view), **arguments)
+    if settings.lora_rank:
+        with user_errors(ValueError, f"--lora_rank={settings.lora_rank}: {REASON}"):
+            embedder.enable_lora(settings.lora_rank)
+    return embedder
 
 
-def make_text_embedder(settings: DataSettings, embedding_dim: int) -> Embedder:
+def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageDataset) -> Embedder:
     """Return the embedder of texts, its backbone frozen where it has the rate 0.
 
     Args:
@@ -109,6 +116,8 @@ def make_text_embedder(settings: DataSettings, embedding_dim: int) -> Embedder:
     """
     call = settings.text_call()
     options: dict[str, Any] = {"embedding_dim": embedding_dim, "name": "text_embedder"}
+    if train.texts is None and train.tokens is not None:
+        return Head(train.tokens.shape[1], **options)
     options["pooling"] = call.arguments["pooling"]
     with user_errors(ValueError, f"--text_backbone={settings.text_backbone}: {REASON}"):
         if call.name == "bytes":
@@ -160,6 +169,8 @@ def make_learner(
     Raises:
         UserError: It cannot be built, or does not fit the memory.
     """
+    if experiment.lora_rank and experiment.backbone_rate == 0:
+        raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     too_large = "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller --backbone"
@@ -178,12 +189,14 @@ def make_learner(
         weight_decay=experiment.weight_decay,
         epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
         clip_norm=experiment.clip_norm,
+        ema=experiment.ema,
     )
     # Across replicas XLA fails to place the variables.
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
     learner.compile(
         optimizer=optimizer,
         jit_compile=False if several else "auto",
+        steps_per_execution=experiment.execution_steps(steps_per_epoch),
     )
     return learner
 
@@ -193,7 +206,7 @@ def _with_objectives(
 ) -> MetricLearner:
     towers: Any = embedder
     if experiment.text_backbone and train is not None:
-        towers = {"image": embedder, "text": make_text_embedder(experiment, embedder.embedding_dim)}
+        towers = {"image": embedder, "text": make_text_embedder(experiment, embedder.embedding_dim, train)}
         # The numbers of the texts stand for their ids.
         numbers = train.text_numbers[:, None]
         train = train.with_tokens(lambda texts: numbers)
@@ -222,6 +235,7 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
+            representations.update(objective.represent_labeled(representations, labels, training=True))
             objective.term(representations, labels)
 
 
@@ -258,7 +272,7 @@ class Components:
     train_view: TrainTransform
     evaluation_view: EvaluationTransform
     learner: MetricLearner
-    keeps_images: bool
+    cache: CachePlan
 
 
 def build_components(experiment: Experiment, processes: workers.Processes | None = None) -> Components:
@@ -282,11 +296,19 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     backbones.check(call.name, experiment.weights, **call.arguments)
     check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = workers.make_strategy(experiment.logical_devices, processes)
+    strategy = workers.make_strategy(experiment.logical_devices, processes, experiment.shard_classes)
 
     splits = load_splits(experiment, experiment.seed)
     if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
         raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
+    metric, selected_on = experiment.selection_metric, getattr(splits, experiment.selection, None)
+    if selected_on is not None and "/" not in metric and not splits.searched_by_images(experiment.selection):
+        raise UserError(f"--selection_metric={metric}: no two images are of one class; take text_to_image/map")
+    check_measurable(splits, experiment.recall_ks())
+    if metric in PAIR_METRICS and selected_on is not None:
+        pairs = selected_on.pairs
+        if pairs is None or metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
+            raise UserError(f"--selection_metric={metric}: the images have no pairs for it")
     sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
     steps_per_epoch = experiment.epoch_steps(sampler.steps_per_epoch)
     steps = experiment.epochs * steps_per_epoch
@@ -294,7 +316,7 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     with strategy.scope():
         learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
     if learner.towers:
-        tokenize = learner.towers["text"].tokenize
+        tokenize: Any = getattr(learner.towers["text"], "tokenize", np.asarray)  # stored vectors are there already
         with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
             views = {name: dataclasses.replace(of, texts=tokenize(of.texts)) for name, of in splits.views.items()}
             splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize), views=views)
@@ -304,9 +326,9 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
             raise UserError(f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}")
     if experiment.moment_embedder and not has_orders(learner):
         raise UserError("--moment_embedder needs one horde(...) in --objectives")
-    kept = keeps_images(experiment, splits, train_view, steps * sampler.batch_size)
+    cache = plan_cache(experiment, splits, train_view, steps * sampler.batch_size)
     run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
-    return Components(*run, strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, kept)
+    return Components(*run, strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, cache)
 
 
 # Images that show how pooled features vary.

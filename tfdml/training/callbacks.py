@@ -1,17 +1,16 @@
 """What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and signals to it.
 
-A signal asks a run to stop: it stops at the end of the step, with a checkpoint; a second one ends it at once.
+A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a checkpoint; a second
+one ends it at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import importlib
 import math
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,11 +23,13 @@ import tensorflow as tf
 from absl import logging
 from keras import ops
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import UserError
 from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
-from tfdml.training.results import Evaluator, check_selection, selected_epoch
+from tfdml.training.optimizers import averaged
+from tfdml.training.results import Evaluator, selected_epoch
+from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
 # Windows has no SIGHUP.
@@ -138,7 +139,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     Args:
         parts: The objects of the run. Its chief alone writes, and a signal to one process is one to all.
         evaluator: Measures the embedder before training and after epochs.
-        interruption: Asked after each step whether the run is to stop; within `fit` it should be deferred.
+        interruption: Asked after each execution whether the run is to stop; within `fit` it should be deferred.
         saved: Called after every checkpoint, in each process.
     """
 
@@ -151,8 +152,10 @@ class TrainingMonitor(keras.callbacks.Callback):
     ):
         super().__init__()
         self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
+        self.steps_per_execution = parts.learner.steps_per_execution
         self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
         self._processes, self._experiment = parts.processes, parts.experiment
+        self.watcher = Watcher(parts)
         self.records: list[dict[str, Any]] = []
         self.step = 0
         #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
@@ -173,6 +176,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.neighbors, self.selected = state.neighbors, state.selected
         if self._processes.is_chief:
             write_lines(self.folder.metrics, self.records)
+            self.watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
             self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
@@ -181,14 +185,18 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Return what a run that continues from here needs besides the model."""
         return checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
 
-    def close_epoch(self) -> None:
-        """Measure and record an epoch whose last step was made before the run was stopped, if there is one."""
+    def close_epoch(self, within: bool = False) -> None:
+        """Measure and record an epoch whose last step was made before the run was stopped, if there is one.
+
+        Args:
+            within: Also one within which the run was stopped.
+        """
         begun = bool(self.records) and self.step > self.records[-1]["step"]
-        if not begun or self.step % self.steps_per_epoch:
+        if not begun or (self.step % self.steps_per_epoch and not within):
             return
         self._epoch_started = time.perf_counter()
         self.on_train_begin()
-        self.on_epoch_end(self.step // self.steps_per_epoch - 1, self.model.get_metrics_result())
+        self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
         self.on_train_end()
 
     # Keras's hooks
@@ -200,8 +208,6 @@ class TrainingMonitor(keras.callbacks.Callback):
         if not self.records:
             now = time.perf_counter()
             self._record({"epoch": 0, "step": 0, **self._evaluator.each_epoch(self.model, 0)})
-            selection, metric = self._experiment.selection, self._experiment.selection_metric
-            self._processes.of_chief(lambda: check_selection(self.records[0], selection, metric))
             self.checkpoint()
             self._closings.append(time.perf_counter() - now)
             self._stop_if_asked()
@@ -215,17 +221,24 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._epoch_started = time.perf_counter()
         self._steps_here = 0
 
+    def on_train_batch_begin(self, batch, logs=None):
+        """Look at the batch, when it is time."""
+        if self._processes.is_chief and self.watcher.is_due(self.step):
+            _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
+            self.watcher.look(self.step, self._writer)
+
     def on_train_batch_end(self, batch, logs=None):
         """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
-        self.step += 1
-        self._steps_here += 1
-        if self._steps_here == 1:
+        before = self.step
+        self.step += self.steps_per_execution
+        self._steps_here += self.steps_per_execution
+        if self._steps_here == self.steps_per_execution:
             self._compiled = time.perf_counter()
             self._next_line = self._next_line or self._compiled + _FIRST_LINE
         self._check_finite(logs or {})
         self._interruption.agree(self._processes)
         every = self._experiment.checkpoint_steps
-        due = every and self.step % self.steps_per_epoch and self.step % every == 0
+        due = every and self.step % self.steps_per_epoch and self.step // every > before // every
         if due or self._interruption.received is not None:
             self.checkpoint()
         self._interruption.check()
@@ -249,11 +262,13 @@ class TrainingMonitor(keras.callbacks.Callback):
             record["images_per_second"] = images / (now - self._compiled)
         record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
         self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
-        record.update(self._evaluator.each_epoch(self.model, epoch + 1))
+        with averaged(self.model):
+            record.update(self._evaluator.each_epoch(self.model, epoch + 1))
         self._record(record)
         if self._experiment.log_to:  # the line of the epoch would repeat every term
             shared.update(flat(record))
-        self._keep_embedder()
+        with averaged(self.model):
+            self._keep_embedder()
         self.checkpoint()
         self._closings.append(time.perf_counter() - now)
         self._stop_if_asked()
@@ -267,8 +282,8 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     @property
     def _steps_timed(self) -> int:
-        """The steps of this epoch without the first, which compiles."""
-        return max(self._steps_here - 1, 0)
+        """The steps of this epoch without the first execution, which compiles."""
+        return max(self._steps_here - self.steps_per_execution, 0)
 
     def checkpoint(self) -> None:
         """Write a checkpoint of this moment.
@@ -334,24 +349,3 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _how_to_start_again(self) -> str:
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
-
-
-def logger_of(path: str) -> list[keras.callbacks.Callback]:
-    """Return the Keras callback that logs a run, as a list of it; empty without a path.
-
-    Args:
-        path: What makes it, by its import path, such as `my_logging.start`; modules of the working folder are found.
-
-    Raises:
-        UserError: It cannot be imported or called, or makes something else.
-    """
-    if not path:
-        return []
-    module, _, name = path.rpartition(".")
-    sys.path.append(os.getcwd())
-    # Whatever the module of a user, or a server that is not there, raises.
-    with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
-        callback = getattr(importlib.import_module(module), name)()
-    if not isinstance(callback, keras.callbacks.Callback):
-        raise UserError(f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback")
-    return [callback]

@@ -4,19 +4,22 @@ import contextlib
 import dataclasses
 import io
 import json
+import math
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from absl import logging
 from keras import ops
 
-from tfdml.errors import REASON, UserError, differences, user_errors
+from tfdml.errors import REASON, UserError, differences, short_message, user_errors
 from tfdml.evaluation.compare import QUERIES_FILE as QUERIES
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, read_json, require_local, sweep, write_json
 from tfdml.models import Embedder, MetricLearner
@@ -24,7 +27,9 @@ from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
 
-_STATE, _SELECTED = "state", "selected"
+_STATE, _SELECTED = _NOT_CHANGED = ("state", "selected")
+# Values of a larger variable that are read at once.
+_BLOCK = 2**22
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
 # Groups of arrays that are no part's weights.
@@ -69,7 +74,7 @@ def embedder_parts(embedder: Embedder) -> dict[str, list]:
 def first_not_finite(learner: MetricLearner) -> str | None:
     """Return the part of a learner whose weights have become NaN or infinite; None if all are finite."""
     for part, weights in parts(learner).items():
-        if not all(np.isfinite(ops.convert_to_numpy(weight)).all() for weight in weights):
+        if not all(np.isfinite(_view(weight)).all() for weight in weights):
             return part
     return None
 
@@ -99,18 +104,65 @@ def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int =
         UserError: The file cannot be written.
     """
     path = folder / f"step-{state.step:08d}.npz"
-    arrays = {name: np.asarray(ops.convert_to_numpy(variable)) for name, variable in variables(learner).items()}
     if not write:
+        for variable in variables(learner).values():
+            ops.convert_to_numpy(variable)
         return path
     about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
-    arrays |= {f"{_SELECTED}/{i:05d}": weight for i, weight in enumerate(state.selected)}
-    arrays[_STATE] = np.frombuffer(json.dumps(about).encode(), np.uint8)
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as temporary, open(temporary, "wb") as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
+    with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
+        for name, variable in variables(learner).items():
+            _write_array(file, name, _view(variable))
+        for i, weight in enumerate(state.selected):
+            _write_array(file, f"{_SELECTED}/{i:05d}", weight)
+        _write_array(file, _STATE, np.frombuffer(json.dumps(about).encode(), np.uint8))
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
+
+
+def _write_array(file: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
+    with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, array)
+
+
+def _in_place(variable: Any) -> bool:
+    """Whether a variable is read and changed where it is: proxies of a million classes are not in memory twice."""
+    value = variable.value
+    return isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
+
+
+def _view(variable: Any) -> np.ndarray:
+    """Return what a variable holds, not to be changed."""
+    if not _in_place(variable):
+        return np.asarray(ops.convert_to_numpy(variable))
+    # Once rows of it were changed, TensorFlow reads a copy.
+    tf.raw_ops.DisableCopyOnRead(resource=variable.value.handle)
+    return np.asarray(memoryview(variable.value.read_value()))
+
+
+def _load(variable: Any, member: IO[bytes]) -> None:
+    """Assign a variable the array of a file."""
+    if math.prod(variable.shape) <= _BLOCK or not _in_place(variable):
+        assign_here(variable, np.lib.format.read_array(member))
+        return
+    np.lib.format.read_magic(member)
+    (total, *others), _, dtype = np.lib.format.read_array_header_1_0(member)
+    row = math.prod(others)
+    count = max(1, _BLOCK // row)
+    for first in range(0, total, count):
+        rows = np.frombuffer(member.read(count * row * dtype.itemsize), dtype).reshape(-1, *others)
+        variable.value.scatter_update(tf.IndexedSlices(rows, tf.range(first, first + len(rows))))
+    tf.raw_ops.DisableCopyOnRead(resource=variable.value.handle)
+
+
+def _shape(member: IO[bytes]) -> tuple[int, ...]:
+    """Return the shape of the array of a file; reads all of it, as only its end shows damage."""
+    np.lib.format.read_magic(member)
+    shape, *_ = np.lib.format.read_array_header_1_0(member)
+    while member.read(_BLOCK):
+        pass
+    return shape
 
 
 def save_model(path: Path, model: keras.Model) -> None:
@@ -133,28 +185,32 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def read(path: Path, data: bytes | None = None) -> tuple[dict[str, np.ndarray], TrainingState]:
+def read(path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array) -> tuple[dict[str, Any], TrainingState]:
     """Return the arrays and the state of a checkpoint.
 
     Args:
         path: Where it lies.
-        data: Its content, where another process has read it.
+        of: What to return of the file of each array that a step changes, such as its shape.
 
     Raises:
-        UserError: It is damaged; the message says how.
+        ValueError: It is damaged; the message says how.
     """
-    damaged = f"{path} is damaged ({REASON}): delete it, and --resume continues from the one before"
-    # Damaged bytes raise a dozen types.
-    with user_errors(Exception, damaged, named=True), np.load(path if data is None else io.BytesIO(data)) as file:
-        arrays = {name: file[name] for name in file.files}
-        about = json.loads(arrays.pop(_STATE).tobytes())
-    names = sorted(name for name in arrays if name.startswith(f"{_SELECTED}/"))
-    selected = tuple(arrays.pop(name) for name in names)
-    return arrays, TrainingState(**about, selected=selected)
+    try:
+        with np.load(path) as file:
+            state, names = _state_of(file), (name for name in file.files if not name.startswith(_NOT_CHANGED))
+            arrays = {name: of(file.zip.open(f"{name}.npy")) for name in names}
+    except Exception as error:  # damaged bytes raise a dozen types
+        raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
+    return arrays, state
+
+
+def _state_of(file: Any) -> TrainingState:
+    selected = tuple(file[name] for name in sorted(file.files) if name.startswith(f"{_SELECTED}/"))
+    return TrainingState(**json.loads(file[_STATE].tobytes()), selected=selected)
 
 
 def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
-    """Load the newest checkpoint into the learner and its optimizer; None if there is none.
+    """Load the newest checkpoint that can be used into the learner and its optimizer; None if there is none.
 
     Args:
         folder: The checkpoint folder, that of the chief.
@@ -162,22 +218,34 @@ def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | 
         processes: Who trains; each has to call this.
 
     Raises:
-        UserError: The checkpoint is damaged, or that of another model.
+        UserError: There are checkpoints, but none can be used.
     """
     processes = processes or Processes()
-    newest = processes.of_chief(lambda: [str(path) for path in list_checkpoints(folder)[-1:]])
-    if not newest:
+    path = Path(processes.of_chief(lambda: _newest(folder, learner)))
+    if not path.name:
         return None
-    path = Path(newest[0])
-    arrays, state = read(path, None if processes.alone else processes.bytes_of_chief(path.read_bytes))
-    own = variables(learner)
-    shapes = {name: array.shape for name, array in arrays.items()}
-    if changed := differences({name: tuple(variable.shape) for name, variable in own.items()}, shapes, str):
-        raise UserError(f"{path} belongs to another model: {changed[:_LONGEST]}")
-    # All together: what each replica has of a metric adds up to what was saved.
-    for name, variable in own.items():
-        assign_here(variable, arrays[name])
-    return state
+    data = None if processes.alone else processes.bytes_of_chief(path.read_bytes)
+    with np.load(path if data is None else io.BytesIO(data)) as file:
+        # All together: what each replica has of a metric adds up to what was saved.
+        for name, variable in variables(learner).items():
+            _load(variable, file.zip.open(f"{name}.npy"))
+        return _state_of(file)
+
+
+def _newest(folder: Path, learner: MetricLearner) -> str:
+    """Return the newest checkpoint that fits the learner; empty if there is none."""
+    reasons = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            _check_fits(path, read(path, of=_shape)[0], learner)
+        except ValueError as error:
+            logging.warning("%s; trying the one before", error)
+            reasons.append(str(error))
+            continue
+        return str(path)
+    if reasons:
+        raise UserError(f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete it to train again")
+    return ""
 
 
 def share_weights(processes: Processes, learner: MetricLearner) -> None:
@@ -202,8 +270,17 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
             assign_here(weight, file[name])
 
 
+def _check_fits(path: Path, shapes: dict[str, tuple], learner: MetricLearner) -> None:
+    expected = {name: tuple(variable.shape) for name, variable in variables(learner).items()}
+    if shapes != expected:
+        changed = differences(expected, shapes, str)
+        raise ValueError(f"{path.name} belongs to another model: {changed[:_LONGEST]}")
+
+
 # Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
 MAY_DIFFER = ("run_dir", "data_dir", "features")
+# What changes nothing of the training.
+_WATCHING = ("watch_every", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
@@ -212,7 +289,7 @@ class RunFolder:
 
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  text_embedder.keras
+        and, where they apply, moments.keras  text_embedder.keras  watch.json
 
     Args:
         path: The folder, a local one.
@@ -232,6 +309,7 @@ class RunFolder:
         self.moments = self.path / "moments.keras"
         self.text_embedder = self.path / "text_embedder.keras"
         self.tensorboard = self.path / "tensorboard"
+        self.watch = self.path / "watch.json"
         self.report = self.path / "report" / "index.html"
 
     def save_embedders(self, learner: MetricLearner) -> None:
@@ -274,11 +352,29 @@ class RunFolder:
         with user_errors(UserError, f"{self.flags}: {REASON}"):
             return Experiment.from_flags(text, run_dir=str(self.path))
 
+    def final_settings(self) -> dict[str, Any]:
+        """Return the settings of the final model of this run, but for its folder: see `DataSettings.final_of`.
+
+        Raises:
+            UserError: The run has not ended, or is of several seeds or folds.
+        """
+        result = self.read_result()
+        if result is None:
+            raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
+        if "epoch" not in result:
+            raise UserError(f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0")
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
+        own = {"epochs": result["epoch"], "steps_per_epoch": steps, "selection": "last", "final_of": str(self.path)}
+        off = {"holdout_classes": 0.0, "holdout_sampling": "random", "min_steps": 0}
+        return {**dataclasses.asdict(self.load_experiment()), **off, **own, "report": False, "moment_embedder": False}
+
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
         for name, old, new in self.load_experiment().differences_to(asked):
-            if name not in (*MAY_DIFFER, "log_to"):
-                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out")
+            if name not in (*MAY_DIFFER, *_WATCHING):
+                end = "; to end it early, add --finish" if name in ("epochs", "steps_per_epoch") else ""
+                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out{end}")
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""
@@ -329,7 +425,7 @@ class RunFolder:
     def describe(self, data: dict[str, Any], devices: list[str]) -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
 
-        Where the environment is another than at the start, a line is printed that the bits may be, too.
+        Where cores, devices or arithmetic are others than at the start, a line is printed that the bits will be, too.
 
         Args:
             data: By split, what `Splits.describe` returns.
@@ -346,12 +442,19 @@ class RunFolder:
         if not self.environment.is_file():
             write_json(self.environment, now)
             return
-        before = read_json(self.environment, {"backend": str})
+        before = read_json(self.environment, {"backend": str, "packages": dict})
         if before["backend"] != now["backend"]:
             advice = f"set KERAS_BACKEND={before['backend']}"
             raise UserError(f"--resume: the run was started on {before['backend']}, not on {now['backend']}: {advice}")
-        if changed := differences(before, now):
-            logging.warning("%s: %s: the run resumes, but not to the same bits", self.path, changed)
+        if changed := differences(_arithmetic(before), _arithmetic(now)):
+            text = "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits"
+            logging.warning(text, self.path, changed)
+
+
+def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:
+    """Return what of an environment decides in which order sums are taken."""
+    packages = {name: environment["packages"].get(name) for name in ("tensorflow", "keras", "jax")}
+    return {"cpus": environment.get("cpus"), "devices": environment.get("devices"), **packages}
 
 
 def environment(devices: list[str]) -> dict[str, Any]:

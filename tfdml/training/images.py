@@ -1,9 +1,9 @@
 """From settings to the images of a run: its splits, sampler and views, and what of them is kept in memory."""
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,17 @@ from tfdml.audit import read_drops
 from tfdml.data import sampling
 from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.images import VectorImages, images_checksum
-from tfdml.data.pipeline import CACHE_LIMIT_MB, decoded_bytes, memory_to_spare
+from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy
-from tfdml.data.readers.tables import composed, split_classes, warn_shared_classes
+from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
+from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
+from tfdml.evaluation import dataset_protocol
+from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
+from tfdml.evaluation.relevance import retrieval_task
+from tfdml.evaluation.retrieval import check_depth
 from tfdml.evaluation.views import ViewItems
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.pairwise import require_classes
@@ -34,14 +39,19 @@ class Splits:
     Args:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
-        test: The unseen classes.
+        test: The unseen classes; None for a final model, which trains on all.
+        two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
+            twice.
+        dropped: Names of the training images that were left out.
         views: By name, the images and texts of the splits that are measured, where texts are embedded too: each image
             is in the split once.
     """
 
     train: ImageDataset
     validation: ImageDataset | None
-    test: ImageDataset
+    test: ImageDataset | None
+    two_views: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
     views: Mapping[str, ViewItems] = dataclasses.field(default_factory=dict)
 
     def searched_by_images(self, name: str) -> bool:
@@ -67,7 +77,12 @@ class Splits:
                 "names and labels": ImageTable.of([split], directory).checksum(),
                 "content": images_checksum(split.images),
                 **({} if split.pairs is None else {"pairs": split.pairs.checksum()}),
-                **({} if split.texts is None else {"texts": sha256("\0".join(split.texts).encode()).hexdigest()}),
+                **(
+                    {}
+                    if split.texts is None
+                    else {"texts": hashlib.sha256("\0".join(split.texts).encode()).hexdigest()}
+                ),
+                **({"dropped": list(self.dropped)} if self.dropped and name == "train" else {}),
             }
             for name, split in ({"train": self.train} | self.evaluated()).items()
         }
@@ -85,33 +100,45 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     """
     options, directory = settings.data_options(), settings.data_dir
     if settings.features:
+        texts = settings.text_call().arguments["path"] if settings.text_backbone else ""
         with user_errors(TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"):
-            train, test = vector_splits(settings.features, directory, **options).values()
+            train, test = vector_splits(settings.features, directory, **options, texts=texts).values()
     else:
         train, test = (data.load(settings.dataset, directory or None, split, **options) for split in ("train", "test"))
-    train = leave_out(train, test, settings.drop, directory) if settings.drop else train
+    train, dropped = leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
     if not settings.features:
         how = "decode" if settings.bad_images == "skip" else "headers"
         train, test = (check(split, settings.bad_images, how) for split in (train, test))
-    if settings.text_backbone and train.texts is None:
+    if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info("%s has no texts: those of its images are the names of their classes", train.name)
         train, test = train.with_class_names(), test.with_class_names()
     if train.texts is not None and not settings.text_backbone:
         logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
+    if settings.final_of:
+        train = train.join(test)
+    without_labels = settings.sampling_call().name == "two_views"
+    train = train.without_labels() if without_labels else train
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
         name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     train, validation = split_training_classes(train, *settings.held_out(seed))
-    splits = Splits(train.contiguous(), validation, test)
-    if not settings.text_backbone:
+    unseen = None if settings.final_of else test
+    splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
+    if settings.text_backbone:
+        views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
+        once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
+        return dataclasses.replace(splits, **once, views=views)
+    if not without_labels:
         return splits
-    views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
-    once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
-    return dataclasses.replace(splits, **once, views=views)
+    paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}
+    twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
+    return dataclasses.replace(splits, **twice, two_views=tuple(twice))
 
 
-def leave_out(train: ImageDataset, test: ImageDataset, drop: str, directory: str = "") -> ImageDataset:
-    """Return the training images without those that a CSV file says to drop.
+def leave_out(
+    train: ImageDataset, test: ImageDataset, drop: str, directory: str = ""
+) -> tuple[ImageDataset, tuple[str, ...]]:
+    """Return the training images without those that a CSV file says to drop, and the names of these.
 
     Args:
         train: The training images.
@@ -137,10 +164,12 @@ def leave_out(train: ImageDataset, test: ImageDataset, drop: str, directory: str
         "`drop=%s` leaves out %s of %s training images; %s test images that it names stay",
         *(drop, f"{len(names) - len(kept):,}", f"{len(names):,}", f"{len(named.intersection(others)):,}"),
     )
-    return train.take(np.array(kept))
+    return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
 
 
-def vector_splits(path: str, folder: str = "", test_fraction: float | None = 0.5) -> dict[str, ImageDataset]:
+def vector_splits(
+    path: str, folder: str = "", test_fraction: float | None = 0.5, pairs: str = "", texts: str = ""
+) -> dict[str, ImageDataset]:
     """Return stored embeddings as the `train` and the `test` images of a head.
 
     Their roles are the split. Where the file has none, the last classes in the order of their ids are the test classes.
@@ -150,9 +179,12 @@ def vector_splits(path: str, folder: str = "", test_fraction: float | None = 0.5
         folder: Where the images lie that its names are of.
         test_fraction: Without roles: the share of the classes that is the test split; at least one. None, for a trained
             head: all are test images, one split may be missing, and vectors without labels are each of an own class.
+        pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
+        texts: A file with the vector of each image's text, in the same order.
 
     Raises:
-        UserError: There are no labels, a vector is not finite, or a split would be empty.
+        UserError: There are no labels, a vector is not finite, a split would be empty, or there is not one vector of a
+            text for each image.
 
     Example:
         >>> np.savez("vectors.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
@@ -163,7 +195,18 @@ def vector_splits(path: str, folder: str = "", test_fraction: float | None = 0.5
         check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
-    labels, roles = stored.labels, stored.roles
+    names = stored.names
+    tokens = read_embeddings(os.path.expanduser(texts)).embeddings if texts else None
+    if tokens is not None and len(tokens) != len(stored):
+        raise UserError(
+            f"{texts} has {len(tokens):,} vectors of texts, and --features={path} {len(stored):,} of images"
+        )
+    labels, roles, given, protocol = stored.labels, stored.roles, None, None
+    if pairs:
+        table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
+        given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
+        if labels is None:
+            labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names), junk)
     if test_fraction is None:
         labels = np.arange(len(stored)) if labels is None else labels
         roles = np.full(len(stored), "test") if roles is None else roles
@@ -181,18 +224,23 @@ def vector_splits(path: str, folder: str = "", test_fraction: float | None = 0.5
     for split in ("train", "test"):
         rows = np.flatnonzero((roles == "train") == (split == "train"))
         if len(rows) or test_fraction is not None:
-            splits[split] = _vectors_of(stored.split(split), split, folder)
+            own: dict[str, Any] = {
+                "pairs": given and given.take(rows, len(names)),
+                "protocol": protocol and protocol.take(rows),
+            }
+            own["tokens"] = None if tokens is None else np.asarray(tokens[rows], np.float32)
+            splits[split] = _vectors_of(stored.split(split), split, folder, **own)
     if len(splits) == 2:
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
         warn_shared_classes("features", path, shared.tolist())
     return splits
 
 
-def _vectors_of(stored: StoredEmbeddings, split: str, folder: str) -> ImageDataset:
+def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
     images = VectorImages(stored.embeddings, stored.names, folder)
     assert stored.labels is not None
     class_names = {label: stored.class_names.get(label, str(label)) for label in np.unique(stored.labels).tolist()}
-    columns = {"is_query": stored.is_query, "groups": stored.groups}
+    columns |= {"is_query": stored.is_query, "groups": stored.groups}
     return ImageDataset(Path(stored.source).stem, split, images, stored.labels, class_names, **columns)
 
 
@@ -260,6 +308,8 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         if train.pairs is None and train.label_rows is None:
             require_classes(labels, "training")
         sampler = sampling.ShuffleSampler(len(train), size, seed)
+    elif name == "two_views":
+        sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), size, seed)
     elif name == "pairs":
         if train.pairs is None:
             raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
@@ -275,7 +325,7 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
     elif name == "hierarchical":
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        by_class["super_classes_per_batch"] = options["super_classes"]
+        by_class |= {"super_classes_per_batch": options["super_classes"], "weights": options["weights"]}
         sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
     elif name == "neighbors":
         sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])
@@ -324,8 +374,21 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
     return train, EvaluationTransform(resize, settings.image_size, settings.resize_mode, color)
 
 
-def keeps_images(settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int) -> bool:
-    """Return whether decoded images stay in memory; with `--cache=auto`, those that are seen again and fit.
+@dataclasses.dataclass(frozen=True)
+class CachePlan:
+    """Whether the decoded training images and the evaluation views stay in memory; batches are the same bit by bit.
+
+    Args:
+        kept: Whether they do.
+        reason: Why, in words, with the memory that they take.
+    """
+
+    kept: bool
+    reason: str = dataclasses.field(default="", compare=False)
+
+
+def plan_cache(settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int) -> CachePlan:
+    """Decide what `--cache` means for a run. With auto, a run that sees its images hardly once keeps none.
 
     Args:
         settings: What is asked for.
@@ -333,8 +396,41 @@ def keeps_images(settings: DataSettings, splits: Splits, transform: TrainTransfo
         transform: The augmentation.
         images_drawn: How many training images the run will draw.
     """
-    if settings.features or settings.cache != "auto":
-        return settings.cache == "true" and not settings.features
+    if settings.features:
+        return CachePlan(False, "the vectors are in memory, or mapped")
+    images = decoded_bytes(splits.train, transform)
     views = sum(len(split) for split in splits.evaluated().values()) * 3 * transform.image_size**2
-    fit = decoded_bytes(splits.train, transform) + views <= memory_to_spare(CACHE_LIMIT_MB)
-    return fit and images_drawn >= 2 * len(splits.train)
+    spare, kept = memory_to_spare(CACHE_LIMIT_MB), settings.cache == "true"
+    if settings.cache == "auto":
+        kept = images_drawn >= 2 * len(splits.train) and images + views <= spare
+    how = "both are kept" if kept else "neither is kept"
+    return CachePlan(
+        kept,
+        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
+        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {how}",
+    )
+
+
+def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
+    """Refuse splits on which Recall@K cannot be measured for each of `ks`; of the default, what fits is measured.
+
+    Args:
+        splits: The images of a run.
+        ks: The K.
+
+    Raises:
+        UserError: No image has another of its class to find, or there are fewer than K images to look in.
+    """
+    for name, split in splits.evaluated().items():
+        if not splits.searched_by_images(name):
+            continue
+        task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
+        with user_errors(UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"):
+            check_depth(task, ())
+        if max(ks) > task.available:
+            fitting = ",".join(map(str, ks_within(ks, task.available)))
+            depth = f"of the {name} images of {split.name} a query is compared with {task.available}"
+            if ks != DEFAULT_KS:
+                asked = ",".join(map(str, ks))
+                raise UserError(f"--ks={asked}: {depth}; choose smaller ones, e.g. --ks={fitting}")
+            logging.warning("recall@K is measured for K = %s alone: %s", fitting, depth)

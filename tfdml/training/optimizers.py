@@ -1,26 +1,32 @@
-"""Optimizers with a rate per part of the learner, weight decay and clipping; schedules of rates.
+"""Optimizers with a rate per part of the learner, weight decay, clipping and averages; schedules of rates.
 
-Adam and AdamW are also here as PyTorch computes them, `pytorch_adam` and `pytorch_adamw`. With r the rate, t the step
-from 1 and e epsilon:
+Adam, AdamW and SGD are also here as PyTorch computes them, `pytorch_adam` and so on, where Keras computes something
+else.
+With g the gradient, r the rate, t the step from 1, e epsilon and u the momentum:
 
 | optimizer | Keras, TensorFlow and Caffe | PyTorch |
 |---|---|---|
 | Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + e) |
+| SGD with momentum | s = u s + r g, x -= s | s = u s + g, x -= r s |
 
 PyTorch's epsilon is that of Kingma and Ba's algorithm 1; elsewhere it is the "epsilon hat" of their section 2, which
-counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01.
+counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01. The two
+momenta differ once the rate changes: Keras's old steps keep the rate of their time, PyTorch's take the new one at once.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from tfdml import workarounds
 from tfdml.errors import UserError, check_choice
+from tfdml.saving import restore
 
-SCHEDULES = ("step", "cosine")
+SCHEDULES = ("step", "cosine", "linear")
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
@@ -43,6 +49,49 @@ def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
     return keras.optimizers.schedules.PiecewiseConstantDecay([step - 1 for step in drop_steps], values)
 
 
+@keras.saving.register_keras_serializable("tfdml")
+class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
+    """Raises the rate evenly over the first steps, and follows another schedule from there.
+
+    With w the warm-up and s the schedule, at step t from 0:
+
+        rate(t) = peak (t + 1) / w         for t < w
+                  s(t - shift)             from there on
+
+    Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2.
+
+    Args:
+        schedule: A number, or a `keras.optimizers.schedules.LearningRateSchedule`.
+        steps: The warm-up w.
+        peak: The rate at its end.
+        shift: How many steps later than the run the schedule begins: the warm-up where it has its own length, as a
+            cosine has, 0 where it goes by the steps of the run.
+
+    Example:
+        >>> schedule = WarmUp(0.1, steps=4, peak=0.1)
+        >>> [round(float(schedule(step)), 3) for step in range(6)]
+        [0.025, 0.05, 0.075, 0.1, 0.1, 0.1]
+    """
+
+    def __init__(self, schedule, steps, peak, shift=0):
+        self.schedule = restore(schedule)
+        self.steps, self.peak, self.shift = int(steps), float(peak), int(shift)
+
+    def __call__(self, step):
+        """Return the rate at a step."""
+        step = ops.cast(step, "float32")
+        rising = self.peak * (step + 1.0) / self.steps
+        later = ops.maximum(step - self.shift, 0.0)
+        after = self.schedule(later) if callable(self.schedule) else self.schedule
+        return ops.where(step < self.steps, rising, ops.cast(after, "float32"))
+
+    def get_config(self):
+        """Return the arguments."""
+        callable_schedule = callable(self.schedule)
+        schedule = keras.saving.serialize_keras_object(self.schedule) if callable_schedule else self.schedule
+        return {"schedule": schedule, "steps": self.steps, "peak": self.peak, "shift": self.shift}
+
+
 def rate_schedule(
     kind: str,
     learning_rate: float,
@@ -50,39 +99,45 @@ def rate_schedule(
     warm_up_steps: int = 0,
     drop_steps: list[int] | tuple[int, ...] = (),
     drop_factor: float = 0.1,
+    final: float = 0.0,
 ):
     """Return the base rate of a run: a number, or a Keras schedule.
 
-    With w the steps of a warm-up, T those of the run, and u = (t - w) / (T - w):
+    After w warm-up steps of T in all, with f the final share and u = (t - w) / (T - w):
 
         step     rate drop_factor^(drops at or before t)
-        cosine   rate t / w up to w, then rate (1 + cos(pi u)) / 2     Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5
+        cosine   rate (f + (1 - f) (1 + cos(pi u)) / 2)        Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5
+        linear   rate (f + (1 - f) (1 - u))
 
     Args:
         kind: One of `SCHEDULES`.
         learning_rate: The highest rate.
         total_steps: T, the steps of the whole run.
-        warm_up_steps: w, the steps in which the rate of a cosine rises evenly from 0; 0 for none.
+        warm_up_steps: w, the steps in which the rate rises evenly; 0 for none.
         drop_steps: For `"step"`, ascending steps of the run from each of which on the rate is lower.
         drop_factor: For `"step"`, what each drop multiplies by.
+        final: For the others, f, which share of the rate is left at the end.
 
     Raises:
-        UserError: The kind is unknown, or the warm-up leaves no step or is not that of a cosine.
+        UserError: The kind is unknown, or the warm-up leaves no step.
 
     Example:
         >>> schedule = rate_schedule("cosine", 1.0, total_steps=110, warm_up_steps=10)
-        >>> [round(float(schedule(step)), 3) for step in (0, 5, 10, 60, 110)]
-        [0.0, 0.5, 1.0, 0.5, 0.0]
+        >>> [round(float(schedule(step)), 3) for step in (0, 9, 10, 60, 110)]
+        [0.1, 1.0, 1.0, 0.5, 0.0]
     """
     check_choice("`kind`", kind, SCHEDULES)
-    if warm_up_steps and (kind != "cosine" or warm_up_steps >= total_steps):
-        raise UserError(f"a warm-up of {warm_up_steps} steps needs a longer cosine, not {total_steps} steps of {kind}")
-    if kind == "step":
-        return step_schedule(learning_rate, list(drop_steps), drop_factor)
+    if warm_up_steps and warm_up_steps >= total_steps:
+        raise UserError(f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run")
     length = max(total_steps - warm_up_steps, 1)
-    if not warm_up_steps:
-        return keras.optimizers.schedules.CosineDecay(learning_rate, length)
-    return keras.optimizers.schedules.CosineDecay(0.0, length, warmup_target=learning_rate, warmup_steps=warm_up_steps)
+    if kind == "step":
+        schedule, shift = step_schedule(learning_rate, list(drop_steps), drop_factor), 0
+    elif kind == "cosine":
+        schedule, shift = keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final), warm_up_steps
+    else:
+        end = final * learning_rate
+        schedule, shift = keras.optimizers.schedules.PolynomialDecay(learning_rate, length, end), warm_up_steps
+    return WarmUp(schedule, warm_up_steps, learning_rate, shift) if warm_up_steps else schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,16 +149,19 @@ class PartSettings:
         coupled_decay: Weight decay that is added to the gradient.
         decoupled_decay: Weight decay at the variable's own rate.
         norm: The largest norm of the gradient; None for any.
+        ema: The share of the old value in the average of each variable; 0 for no averages.
     """
 
     factors: Sequence[float] = ()
     coupled_decay: float = 0.0
     decoupled_decay: float = 0.0
     norm: float | None = None
+    ema: float = 0.0
+    drawn: Sequence[int] = ()
 
 
 class PartRates(workarounds.WholeGradients):
-    """Mixed into a Keras optimizer: a rate and weight decay for each variable, clipping over replicas.
+    """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
 
     A Keras optimizer has one learning rate. Settings of a variable are found by its index in the list that `build`
     takes, so that they work with every backend and under a distribution strategy, and can be saved with the optimizer.
@@ -111,6 +169,15 @@ class PartRates(workarounds.WholeGradients):
 
     #: Set it before `build`.
     part_settings = PartSettings()
+    averages: Sequence[Any] = ()
+
+    def build(self, variables):
+        """Create the optimizer's state for these variables, their averages included."""
+        if self.built:  # type: ignore[attr-defined]
+            return
+        super().build(variables)  # type: ignore[misc]
+        if self.part_settings.ema:
+            self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]  # type: ignore[attr-defined]
 
     def get_config(self):
         """Return Keras's config, with the fields of `part_settings` as `part_rates`."""
@@ -128,6 +195,15 @@ class PartRates(workarounds.WholeGradients):
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
         index = workarounds.index_in(self, variable)
+        drawn = getattr(gradient, "indices", None) if self.has_drawn_rows(variable) else None
+        if drawn is not None:
+            if self.averages:
+                average = self.averages[index]
+                # Also those of rows that are drawn later begin with the first step.
+                ops.cond(self.iterations == 0, lambda: self.assign(average, variable), lambda: None)  # type: ignore[attr-defined]
+            rows = workarounds.VariableRows(variable, drawn)
+            workarounds.of_rows(self, index, drawn).update_step(gradient.values, rows, learning_rate)
+            return
         coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
         if coupled:
             gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
@@ -136,6 +212,19 @@ class PartRates(workarounds.WholeGradients):
         if decoupled:
             self.assign_sub(variable, variable * ops.cast(rate * decoupled, variable.dtype))  # type: ignore[attr-defined]
         super().update_step(gradient, variable, rate)  # type: ignore[misc]
+        if self.averages:
+            self._average(self.averages[index], variable)
+
+    def has_drawn_rows(self, variable):
+        """Whether the steps of an objective use rows of a variable that it draws."""
+        return workarounds.index_in(self, variable) in self.part_settings.drawn
+
+    def _average(self, average, variable):
+        # Early on the average follows fast: it must not keep what the weights were before training.
+        step = ops.cast(self.iterations, "float32")  # type: ignore[attr-defined]
+        kept = ops.minimum(self.part_settings.ema, (1.0 + step) / (10.0 + step))
+        kept = ops.cast(ops.where(step > 0, kept, 0.0), variable.dtype)
+        self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
     def clipped(self, grads: list) -> list:
         """Return the gradients of the global batch, scaled so that their norm is not above the largest."""
@@ -147,34 +236,89 @@ class PartRates(workarounds.WholeGradients):
         return [None if grad is None else grad * ops.cast(scale, grad.dtype) for grad in grads]
 
 
+@contextlib.contextmanager
+def averaged(learner) -> Iterator[None]:
+    """Enter a block in which the learner has the averages of its weights, where its optimizer keeps them.
+
+    With a share m, after step t from 0 a weight w has the average a:
+
+        a_0 = w_0,    a_t = m_t a_(t-1) + (1 - m_t) w_t,    m_t = min(m, (1 + t) / (10 + t))
+
+    Polyak and Juditsky, 1992; the shorter memory of the first steps as in TensorFlow's `ExponentialMovingAverage`. What
+    is not trained, such as the statistics of BatchNorm, is as training left it.
+
+    Args:
+        learner: Compiled with an optimizer of `build_optimizer`.
+
+    Example:
+        >>> learner.compile(build_optimizer("adam", learner, 1e-3, ema=0.999))
+        >>> history = learner.fit(batches, steps_per_epoch=2, verbose=0)
+        >>> with averaged(learner):
+        ...     learner.embedder.save("embedder.keras")
+    """
+    optimizer = getattr(learner.optimizer, "inner_optimizer", learner.optimizer)  # in Keras's LossScaleOptimizer
+    averages, pairs = getattr(optimizer, "averages", ()), list[tuple]()
+    if averages and int(ops.convert_to_numpy(optimizer.iterations)):  # before the first step there are none
+        pairs = list(zip(workarounds.trained_by(optimizer), averages, strict=True))
+    trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
+    for variable, average in pairs:
+        variable.assign(average)
+    try:
+        yield
+    finally:
+        for (variable, _), value in zip(pairs, trained, strict=True):
+            variable.assign(value)
+
+
+class _Slots:
+    """What an optimizer remembers of a variable, which Keras keeps by the variable's index."""
+
+    def _of(self, slots, variable):
+        return slots[workarounds.index_in(self, variable)]
+
+    def _remember(self, slot, share, value):
+        """Move a running mean: slot = share slot + (1 - share) value."""
+        self.assign_add(slot, (1.0 - share) * (value - slot))  # type: ignore[attr-defined]
+
+
 def _like(variable, value):
-    """Return a value as a tensor of the variable's type; a schedule's rate has its own."""
+    # Dense: the gradient of a row of a table may come as its rows alone.
     return ops.cast(ops.convert_to_tensor(value), variable.dtype)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class PyTorchAdam(keras.optimizers.Adam):
-    """Adam as `torch.optim.Adam` computes it; see the module for what differs from Keras's.
+class PyTorchAdam(_Slots, keras.optimizers.Adam):
+    """Adam whose epsilon is added after the bias correction: algorithm 1 of Kingma and Ba, and `torch.optim.Adam`.
 
-    Args:
-        learning_rate: A number or a schedule.
-        epsilon: Added to the square root of the second moment after its correction.
-        **arguments: Of `keras.optimizers.Adam`.
+    m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g^2
+    x = x - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
+
+    where `keras.optimizers.Adam` adds epsilon to sqrt(v) and corrects the quotient. With `amsgrad` v is its maximum so
+    far.
+
+    Args: those of `keras.optimizers.Adam`, with PyTorch's defaults: rate 0.001 and epsilon 1e-8 (Keras: 1e-7).
+
+    Example:
+        >>> x = keras.Variable([1.0])
+        >>> PyTorchAdam(learning_rate=1.0, epsilon=0.01).apply([keras.ops.array([0.001])], [x])
+        >>> float(x[0])  # 1 - 0.001 / (0.001 + 0.01); Keras's Adam gives 0.9969
+        0.9090909
     """
 
     def __init__(self, learning_rate=0.001, *, epsilon=1e-8, **arguments):
         super().__init__(learning_rate=learning_rate, epsilon=epsilon, **arguments)
-        if self.amsgrad:
-            raise ValueError("amsgrad=True is of keras.optimizers.Adam alone")
 
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update."""
         gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
         step = _like(variable, self.iterations + 1)
-        index = workarounds.index_in(self, variable)
-        momentum, velocity = self._momentums[index], self._velocities[index]
-        self.assign_add(momentum, (1.0 - self.beta_1) * (gradient - momentum))
-        self.assign_add(velocity, (1.0 - self.beta_2) * (ops.square(gradient) - velocity))
+        momentum, velocity = self._of(self._momentums, variable), self._of(self._velocities, variable)
+        self._remember(momentum, self.beta_1, gradient)
+        self._remember(velocity, self.beta_2, ops.square(gradient))
+        if self.amsgrad:
+            largest = self._of(self._velocity_hats, variable)
+            self.assign(largest, ops.maximum(largest, velocity))
+            velocity = largest
         first = 1.0 - ops.power(_like(variable, self.beta_1), step)
         second = 1.0 - ops.power(_like(variable, self.beta_2), step)
         self.assign_sub(variable, rate * momentum / (first * (ops.sqrt(velocity / second) + self.epsilon)))
@@ -182,16 +326,37 @@ class PyTorchAdam(keras.optimizers.Adam):
 
 @keras.saving.register_keras_serializable("tfdml")
 class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
-    """AdamW as `torch.optim.AdamW` computes it; see the module for what differs from Keras's.
+    """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is alike in both.
 
-    Args:
-        learning_rate: A number or a schedule.
-        weight_decay: Of each step, times the rate; PyTorch's default.
-        **arguments: Of `PyTorchAdam`.
+    The arguments are those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004)
+    and epsilon 1e-8.
     """
 
     def __init__(self, learning_rate=0.001, *, weight_decay=0.01, **arguments):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
+
+
+@keras.saving.register_keras_serializable("tfdml")
+class PyTorchSGD(_Slots, keras.optimizers.SGD):
+    """SGD whose momentum sums gradients, as `torch.optim.SGD`'s, and not steps: a new rate holds for all of it at once.
+
+    s = momentum s + g,    x = x - rate s;    with `nesterov` x = x - rate (g + momentum s)
+
+    The arguments are those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's
+    dampening is 0 here, its default.
+    """
+
+    def __init__(self, learning_rate=0.001, **arguments):
+        super().__init__(learning_rate, **arguments)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """One variable's update."""
+        gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
+        if self.momentum:
+            total = self._of(self.momentums, variable)
+            self.assign(total, self.momentum * total + gradient)
+            gradient = gradient + self.momentum * total if self.nesterov else total
+        self.assign_sub(variable, rate * gradient)
 
 
 PARTS = ("backbone", "projection", "objectives")
@@ -208,10 +373,15 @@ _CLASSES: dict[str, type] = {
     "adam": _with_part_rates(keras.optimizers.Adam),
     "adamw": _with_part_rates(keras.optimizers.AdamW),
     "sgd": _with_part_rates(keras.optimizers.SGD),
+    "rmsprop": _with_part_rates(keras.optimizers.RMSprop),
+    "lion": _with_part_rates(keras.optimizers.Lion),
+    "muon": _with_part_rates(keras.optimizers.Muon),
     "pytorch_adam": _with_part_rates(PyTorchAdam),
     "pytorch_adamw": _with_part_rates(PyTorchAdamW),
+    "pytorch_sgd": _with_part_rates(PyTorchSGD),
 }
 OPTIMIZERS = tuple(_CLASSES)
+_DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
 
 
 def build_optimizer(
@@ -223,6 +393,7 @@ def build_optimizer(
     epsilon: float | None = None,
     momentum: float = 0.9,
     clip_norm: float = 0.0,
+    ema: float = 0.0,
 ):
     """Return an optimizer, built on the learner's variables, with a rate per part.
 
@@ -234,12 +405,13 @@ def build_optimizer(
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or
             at the end of a warm-up; where the base rate is a schedule they follow it in proportion.
-        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd; decoupled, at each
-            variable's own rate, for adamw. 0 by default for all, whereas AdamW's own default is 0.004 in Keras and 0.01
-            in PyTorch: a decay is part of the recipe that the caller states.
-        epsilon: Adam's; None for its default: 1e-7 in Keras, 1e-8 in PyTorch.
+        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
+            each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
+            0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
+        epsilon: Adam's, RMSprop's and Muon's; None for their default: 1e-7 in Keras, 1e-8 in PyTorch.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
+        ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
 
     Raises:
         UserError: The name or a part is unknown, or the base rate is 0.
@@ -255,16 +427,21 @@ def build_optimizer(
     factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
-    options = {"momentum": momentum} if name == "sgd" else {}
-    options |= {"epsilon": epsilon} if epsilon is not None and name != "sgd" else {}
+    drawn = learner.drawn_weight_ids
+    options = {"momentum": momentum} if name.endswith("sgd") else {}
+    options |= {"epsilon": epsilon} if epsilon is not None and not name.endswith(("sgd", "lion")) else {}
+    # The projection to embeddings is a matrix like any other.
+    options |= {"exclude_embeddings": False} if name == "muon" else {}
     # Without Keras's weight decay: see `PartRates`.
     optimizer = _CLASSES[name](learning_rate, **options)
-    decoupled = isinstance(optimizer, keras.optimizers.AdamW)
+    decoupled = isinstance(optimizer, _DECOUPLED)
     optimizer.part_settings = PartSettings(
         factors=[by_id.get(id(variable), 1.0) for variable in variables],
         coupled_decay=0.0 if decoupled else weight_decay,
         decoupled_decay=weight_decay if decoupled else 0.0,
         norm=clip_norm or None,
+        ema=ema,
+        drawn=[index for index, variable in enumerate(variables) if id(variable) in drawn],
     )
     optimizer.build(variables)
     return optimizer
@@ -276,9 +453,14 @@ def _factors(learning_rate, learning_rates: dict[str, float], parts: Sequence[st
     if unknown:
         names = ", ".join(dict.fromkeys(parts))
         raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {names}")
-    if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
-        at_once = float(ops.convert_to_numpy(learning_rate(0)))
-        base = getattr(learning_rate, "warmup_target", None) or at_once
+    if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
+        base = learning_rate.values[0]
+    elif isinstance(learning_rate, WarmUp):
+        base = learning_rate.peak
+    elif getattr(learning_rate, "warmup_target", None):  # Keras's cosine
+        base = learning_rate.warmup_target
+    elif isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+        base = float(ops.convert_to_numpy(learning_rate(0)))
     else:
         base = float(learning_rate)
     if learning_rates and base <= 0:

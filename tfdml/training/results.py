@@ -13,9 +13,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, own_threads
+from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
 from tfdml.embeddings.compute import slices
-from tfdml.errors import UserError
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
@@ -24,7 +23,7 @@ from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.training import checkpoints
-from tfdml.training.build import EVALUATION_BATCH
+from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder, TrainingState
 from tfdml.training.images import Splits, load_splits, make_transforms
 from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, Experiment
@@ -33,6 +32,10 @@ from tfdml.training.workers import Processes, assign_here
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
 Records = list[dict[str, Any]]
 
+# Below this many held-out classes, a choice between epochs is mostly chance.
+FEW_CLASSES = 10
+# From here on, the few queries that are left decide between epochs.
+SATURATED = 0.98
 RETRIEVAL = ("recall", "map@r", "r_precision")
 CLUSTERING = ("nmi", "ami", "f1")
 
@@ -64,25 +67,51 @@ def selected_epoch(records: Records, selection: str, metric: str = "map@r") -> i
     return chosen
 
 
-def check_selection(record: Mapping[str, Any], selection: str, metric: str) -> None:
-    """Refuse a selection by a metric that its split does not have.
-
-    Args:
-        record: What was measured before training.
-        selection: As in `selected_epoch`.
-        metric: As in `selected_epoch`.
-
-    Raises:
-        UserError: The metric was not measured.
-    """
-    if selection != "last" and _value(record[selection], metric, -1.0) < 0:
-        raise UserError(f"--selection_metric={metric}: the {selection} images have {', '.join(record[selection])}")
-
-
 def _value(metrics: Mapping[str, Any], metric: str, default: float) -> float:
     """Return a metric, or its mean over levels, whose names end by `/0`, `/1` and so on."""
     levels = [value for name, value in metrics.items() if name.startswith(f"{metric}/")]
     return metrics.get(metric, sum(levels) / len(levels) if levels else default)
+
+
+def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[str]:
+    """Return a warning, as a list of at most one line, where an epoch is selected on few held-out classes.
+
+    Args:
+        selection: As in `selected_epoch`.
+        held_out: The images of the held-out classes.
+
+    Example:
+        >>> selection_warnings("last", None)
+        []
+    """
+    if selection != "validation" or held_out is None or held_out.num_classes >= FEW_CLASSES:
+        return []
+    return [
+        f"WARNING: --selection=validation selects the epoch on {held_out.num_classes} held-out classes, which is "
+        f"mostly chance below {FEW_CLASSES}. Raise --holdout_classes, or use --selection=last"
+    ]
+
+
+def saturation_warnings(records: Records, selection: str, metric: str = "map@r") -> list[str]:
+    """Return a warning, as a list of at most one line, where the metric can hardly distinguish the best epochs.
+
+    Args:
+        records: As in `selected_epoch`.
+        selection: As in `selected_epoch`.
+        metric: As in `selected_epoch`.
+
+    Example:
+        >>> saturation_warnings([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        []
+    """
+    epoch = selected_epoch(records, selection, metric)
+    value = _value(records[epoch].get(selection, {}), metric, 0.0)
+    if value < SATURATED:
+        return []
+    return [
+        f"WARNING: {metric} on the {selection} classes is saturated: {100 * value:.1f} % in the selected epoch "
+        f"{epoch}, so that a few images decide between epochs. Hold out more classes, or use --selection=last"
+    ]
 
 
 @dataclasses.dataclass(eq=False)
@@ -111,12 +140,16 @@ class Evaluator:
             together: Share the work out over all processes, each of which has to call this with the same weights.
         """
         images: ImageDataset = getattr(self.splits, name)
-        together = together and self.processes.count <= len(images)
+        together = together and self.processes.count <= len(images) and name not in self.splits.two_views
         rows = self.processes.part(len(images)) if together else slice(0, len(images))
         key = name, rows.start, rows.stop
         if key not in self._batches:
             part = images if rows == slice(0, len(images)) else images.take(np.arange(len(images))[rows])
-            batches = evaluation_batches(part, make_transforms(self.settings)[1], EVALUATION_BATCH)
+            augmentation, view = make_transforms(self.settings)
+            if name in self.splits.two_views:  # they have no labels: two views find each other
+                batches = two_view_batches(part, augmentation, EVALUATION_BATCH)
+            else:
+                batches = evaluation_batches(part, view, EVALUATION_BATCH)
             self._batches[key] = own_threads(batches.cache() if self.cache and name != "train" else batches)
         embeddings = embed(model, self._batches[key])
         return self.processes.gather(embeddings) if together else embeddings
@@ -175,6 +208,16 @@ class Evaluator:
         for name, values in metrics.items():
             logging.info("epoch %d, %s: %s", epoch, name, format_metrics(values))
         return metrics
+
+    def moments(self, learner: MetricLearner) -> dict[str, dict]:
+        """Return Recall@K of the embedding of each order of HORDE's moments on unseen classes.
+
+        They are `"1"` (the embedding itself), `"2"` ... and `"all"` of them side by side.
+        """
+        model = MomentEmbedder.from_learner(learner)
+        features = self.embed(compiled(model, model.features), "test", together=False)
+        parts = {str(order): part for order, part in model.by_order(features).items()} | {"all": features}
+        return {order: self.measure(part, "test", ("recall",)) for order, part in parts.items()}
 
     def write_moments(self, learner: MetricLearner, folder: RunFolder) -> dict[str, Any]:
         """Write the learner's `MomentEmbedder`, with the principal components of its training images; its metrics."""
@@ -259,15 +302,17 @@ class TrainingRun:
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _TEXTS = "; {images:,} images and {texts:,} texts find each other"
+_TWO_VIEWS = "without labels: trained on two views of each of {train} images, evaluated "
 _SELECTION = {
     "last": "the last epoch",
     "validation": "the best epoch on held-out training classes",
+    "two_views": "the best epoch on held-out images, two views of which are to find each other",
     "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
 }
 
 
 def write_results(
-    learner: MetricLearner, evaluator: Evaluator, state: TrainingState, seconds: float
+    learner: MetricLearner, evaluator: Evaluator, state: TrainingState, seconds: float, planned: int
 ) -> TrainingRun | None:
     """Write what of the embedders' and the results' files is not there yet.
 
@@ -276,6 +321,7 @@ def write_results(
         evaluator: Measures the embedder.
         state: What was recorded and selected.
         seconds: How long the run has taken in this process.
+        planned: How many steps the run was to have.
 
     Returns:
         The run; None on a worker that is not the chief, and writes nothing.
@@ -286,20 +332,29 @@ def write_results(
     experiment, processes, splits = evaluator.settings, evaluator.processes, evaluator.splits
     folder, records, selection = RunFolder(experiment.run_dir), state.records, experiment.selection
     epoch = processes.of_chief(lambda: selected_epoch(records, selection, experiment.selection_metric))
-    if epoch != records[-1]["epoch"]:
+    last = epoch == records[-1]["epoch"]
+    if not last:
         for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
             assign_here(weight, value)
     if processes.is_chief:
+        for warning in saturation_warnings(records, selection, experiment.selection_metric):
+            logging.warning("%s", warning)
         logging.info("the embedder is that of epoch %d", epoch)
         folder.save_embedders(learner)
-        logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
+        if splits.test is not None:
+            logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
     texts = evaluator.embed_texts(learner, "test")
     if not processes.is_chief:
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {**_result(evaluator, embeddings["test"], texts, records, epoch), "seconds": seconds}
+        result = {**_result(evaluator, embeddings.get("test"), texts, records, epoch), "seconds": seconds}
+        if (steps := result["steps"]) < planned:
+            result["selection"] += f"; the run was ended after {steps} of {planned} steps"
+        # Moments are not saved with the embedder: those of an earlier epoch are gone.
+        if has_orders(learner) and last and splits.test is not None:
+            result["metrics_orders"] = evaluator.moments(learner)
         if experiment.moment_embedder:
             result["metrics_moments"] = evaluator.write_moments(learner, folder)
         write_json(folder.result, result)
@@ -309,9 +364,9 @@ def write_results(
 
 
 def _result(
-    evaluator: Evaluator, embeddings: np.ndarray, texts: np.ndarray | None, records: Records, epoch: int
+    evaluator: Evaluator, embeddings: np.ndarray | None, texts: np.ndarray | None, records: Records, epoch: int
 ) -> dict[str, Any]:
-    """Return the results of an embedder; those of each query are written."""
+    """Return the results of an embedder; those of each query are written. Without test images nothing is measured."""
     experiment, splits = evaluator.settings, evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
     rates = [record["images_per_second"] for record in records if "images_per_second" in record]
@@ -322,15 +377,25 @@ def _result(
         "train_seconds": sum(record.get("seconds", 0.0) for record in records),
         "images_per_second": float(np.median(rates)) if rates else None,
     }
+    if test is None or embeddings is None:
+        about = f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and measured on none: "
+        about += f"the metrics are those of {experiment.final_of}"
+        empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
+        return result | empty | {"protocol": about, "selection": _SELECTION["last"]}
     values: dict[str, np.ndarray] = {}
     names = RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
     metrics = evaluator.measure(embeddings, "test", names, texts, intervals="classes", values=values)
     QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
     protocol = _PROTOCOL
+    if experiment.sampling_call().name == "two_views":
+        protocol = _TWO_VIEWS + "{how} on {test} classes"
+    if "test" in splits.two_views:
+        protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
     if texts is not None:
         protocol += _TEXTS.format(images=len(embeddings), texts=len(texts))
         result["chance"] = metrics.pop("chance")
     how = "all-to-all" if test.is_query is None else "queries against gallery"
+    selected_by = "two_views" if selection == "validation" and selection in splits.two_views else selection
     if test.pairs is not None:
         usual = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
         result["primary"] = usual if selection == "last" else metric
@@ -339,7 +404,7 @@ def _result(
         "metrics": metrics,
         "metrics_before": records[0].get("test", {}),
         "protocol": protocol.format(train=splits.train.num_classes, test=test.num_classes, how=how),
-        "selection": _SELECTION[selection] + (f", by {metric}" if selection != "last" else ""),
+        "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
     }
 
 
@@ -384,3 +449,17 @@ def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         name: metrics[0][name] if isinstance(metrics[0][name], int) else sum(of[name] for of in metrics) / len(metrics)
         for name in names
     }
+
+
+def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
+    """Return the metrics of the embeddings of several runs side by side, on the unseen classes.
+
+    Each is normalized, and all count alike, as the concatenated models of Musgrave et al. (ECCV 2020).
+
+    Args:
+        runs: Runs of the same images.
+    """
+    together = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
+    images, ks = runs[0].splits.test, runs[0].experiment.recall_ks()
+    assert images is not None  # a final model has no folds
+    return evaluate_dataset(together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL)

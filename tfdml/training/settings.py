@@ -70,7 +70,7 @@ def choice(default: Any, **rules: Any) -> Any:
     Args:
         default: Its default.
         **rules: `choices`: the values that there are; `check`: whether a value is in range; `effect`: when it has an
-            effect, if not always.
+            effect, if not always; `paths`: whether the flag takes paths and patterns.
     """
     return dataclasses.field(default=default, metadata=rules)
 
@@ -155,10 +155,11 @@ def as_text(value: Any) -> str:
 AUGMENTATIONS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS} | {"random_resized_crop": {"min_scale": 0.08}}
 SAMPLING: dict[str, dict[str, Any]] = {
     "class_balanced": {"short_classes": "repeat"},
-    "hierarchical": {"super_classes": 1, "short_classes": "repeat"},
+    "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
     "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
     "whole_classes": {},
     "shuffle": {},
+    "two_views": {},
     "pairs": {},
     "texts": {},
 }
@@ -173,6 +174,7 @@ HEADS: dict[str, dict[str, Any]] = {
 TEXT_BACKBONES: dict[str, dict[str, Any]] = {
     "bytes": {"length": 64, "width": 64, "pooling": "max", "rate": -1.0},
     "hub": {"length": 0, "pooling": "avg", "truncate": False, "rate": -1.0},
+    "vectors": {"path": ""},
 }
 
 
@@ -245,11 +247,14 @@ class DataSettings(Settings):
             texts are those of a list, or else the names of the classes. It reads bytes(length=64, width=64,
             pooling=max), from scratch; or is the text half of a preset of KerasHub, hub:NAME(length=0, pooling=avg,
             truncate=false), where 0 is the preset's own length; each with a rate of its own, where 0 freezes it
-            (rate=-1).
+            (rate=-1). Or, next to --features, vectors(path=...) of the texts.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
         bad_images: What to do with files that are no readable images; skip decodes every image first.
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
-        holdout_classes: Share of the training classes that is held out, as validation classes.
+        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
+            epoch, on all classes, of which none is left to measure it on.
+        holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
+            images.
         holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
             classes of about the same size (stratified). --folds sets part=N of either: which of the disjoint parts of
             the training classes is held out, from 1 on (part=0: any classes).
@@ -265,13 +270,14 @@ class DataSettings(Settings):
         flip: Mirror every second training image.
         policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
             (the second on a fifth of the images).
-        sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1), or of classes that
-            the embedder confuses: neighbors(every=1, anchor_classes=4, skip_top=0, relative_margin=none), each with
-            short_classes=repeat or drop, for those of fewer than K images; whole_classes; a plain shuffle; given pairs;
-            or texts, all different.
+        sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
+            weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
+            skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
+            whole_classes; a plain shuffle; two_views of each image, without labels; given pairs; or texts, all
+            different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
-        batch_size: Images per batch, over all replicas, without P and K.
+        batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -288,6 +294,7 @@ class DataSettings(Settings):
     dataset_options: str = ""
     bad_images: str = choice("error", choices=("error", "skip"), effect=_IMAGES)
     drop: str = ""
+    final_of: str = ""
     holdout_classes: float = choice(0.0, check=fraction)
     holdout_sampling: str = choice("random", effect=_HELD_OUT)
     cache: str = choice("auto", choices=("auto", "true", "false"), effect=_IMAGES)
@@ -305,18 +312,20 @@ class DataSettings(Settings):
     sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "pairs", "texts"))
+    batch_size: int = choice(
+        100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs", "texts")
+    )
 
     def __post_init__(self):
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation_call().name in ("random_crop", "none"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
-        if self.features and self.policy.strip():
-            raise UserError("--policy changes images, and --features are vectors")
+        if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
+            raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
         self.data_options(), self.augmentation_call(), self.sampling_call(), self.held_out(0)
-        if self.text_backbone and self.text_call() and self.features:
-            raise UserError(f"--text_backbone={self.text_backbone}: texts go with images, not with --features")
+        if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
+            raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
         if self.policy.strip():
             parse_sum(self.policy, "--policy")
 
@@ -372,6 +381,7 @@ class ModelSettings(Settings):
             trained query; or cls, a transformer's class token.
         dropout: Share of the pooled features that is left out before the projection, in training.
         batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
+        lora_rank: Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.
         mixed_precision: Dtype policy of the network.
         start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
             checkpoint, or a .keras file.
@@ -391,6 +401,7 @@ class ModelSettings(Settings):
     pooling: str = choice("avg", choices=tuple(POOLINGS), effect=_IMAGES)
     dropout: float = choice(0.0, check=fraction)
     batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES, effect=_IMAGES)
+    lora_rank: int = choice(0, check=not_negative, effect=_IMAGES)
     mixed_precision: str = choice("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
     start_from: str = ""
 
@@ -422,21 +433,25 @@ class OptimizationSettings(Settings):
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0: one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimizer. pytorch_adam and pytorch_adamw follow PyTorch's formulas, the others those of Keras. They
-            differ in where epsilon is added.
+        optimizer: Optimizer. pytorch_adam and the like follow PyTorch's formulas, the others those of Keras, TensorFlow
+            and Caffe. They differ in where epsilon is added (adam, adamw), and in momentum when the rate drops (sgd).
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
         objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
-        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine to 0 at the end.
-        warm_up_epochs: Epochs, or a part of one, in which the rates of a cosine rise evenly.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to 0 at the end.
+        warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
-        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw.
-        epsilon: Adam's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
+        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
+        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
+        ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
+            are evaluated and kept. 0: none.
         gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
             the memory, for one more pass forward; 0: of all at once.
+        steps_per_execution: Run this many steps between two returns to Python, for the same result; of an epoch that is
+            no multiple of it, the most below it that divides the epoch. Alarms, checkpoints and signals wait for them.
 
     Raises:
         UserError: A value is out of range, or text cannot be read.
@@ -456,17 +471,19 @@ class OptimizationSettings(Settings):
     projection_rate: float = choice(-1.0, check=_rate)
     objective_rate: float = choice(-1.0, check=_rate)
     schedule: str = choice("step", choices=SCHEDULES)
-    warm_up_epochs: float = choice(0.0, check=not_negative, effect=needs("schedule", "cosine"))
+    warm_up_epochs: float = choice(0.0, check=not_negative)
     drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
     drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
     weight_decay: float = choice(0.0, check=not_negative)
     epsilon: float = choice(
         -1.0,
         check=lambda value: value == -1 or value > 0,
-        effect=needs("optimizer", *(name for name in OPTIMIZERS if name != "sgd")),
+        effect=needs("optimizer", *(name for name in OPTIMIZERS if name not in ("sgd", "pytorch_sgd", "lion"))),
     )
     clip_norm: float = choice(0.0, check=not_negative)
+    ema: float = choice(0.0, check=fraction)
     gradient_cache: int = choice(0, check=not_negative)
+    steps_per_execution: int = choice(1, check=positive)
 
     def __post_init__(self):
         super().__post_init__()
@@ -486,6 +503,17 @@ class OptimizationSettings(Settings):
             40
         """
         return self.steps_per_epoch or max(one_pass, -(-self.min_steps // max(self.epochs, 1)))
+
+    def execution_steps(self, steps_per_epoch: int) -> int:
+        """Return the steps between two returns to Python: the most that divide an epoch.
+
+        Example:
+            >>> OptimizationSettings(steps_per_execution=16).execution_steps(12)
+            12
+        """
+        # An execution that went beyond the end of an epoch would train steps that nobody asked for.
+        most = min(self.steps_per_execution, steps_per_epoch)
+        return next(steps for steps in range(most, 0, -1) if steps_per_epoch % steps == 0)
 
     def drop_steps(self, steps_per_epoch: int) -> list[int]:
         """Return the steps at which the rates drop."""
@@ -551,7 +579,14 @@ class EvaluationSettings(Settings):
         super().__post_init__()
         if self.moment_embedder and self.selection != "last":
             raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
-        self.recall_ks()
+        direction, _, metric = self.selection_metric.rpartition("/")
+        if 1 not in self.recall_ks() and self.selection != "last" and metric == "recall@1":
+            raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
+        if metric not in USUAL_METRICS + PAIR_METRICS or direction:
+            from tfdml.evaluation.metrics import find_metric
+
+            with user_errors(UserError, f"--selection_metric={self.selection_metric}: {REASON}"):
+                find_metric(metric if direction in ("", "text_to_image", "image_to_text") else self.selection_metric)
 
     def recall_ks(self) -> tuple[int, ...]:
         """Return the K of Recall@K."""
@@ -575,7 +610,11 @@ class RunSettings(Settings):
         deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
             bits. Without it training is up to a fifth faster. On JAX a CPU gives the same bits either way.
         logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
+        shard_classes: Divide the proxies of classes, and their optimizer state, among the devices: for very many
+            classes. On JAX.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
+        watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
+            alarms; 0: never.
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
         imports: Modules of your own, with commas, that register losses, data sets and the like: see `tfdml.register`.
 
@@ -593,7 +632,9 @@ class RunSettings(Settings):
     folds: int = choice(0, check=lambda value: value == 0 or value >= 2)
     deterministic: bool = True
     logical_devices: int = choice(0, check=not_negative)
+    shard_classes: bool = False
     checkpoint_steps: int = choice(0, check=not_negative)
+    watch_every: int = choice(100, check=not_negative)
     log_to: str = ""
     imports: str = ""
 
@@ -652,6 +693,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
             raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
             raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
+        if "/" in self.selection_metric and not self.text_backbone:
+            raise UserError(f"--selection_metric={self.selection_metric}: texts need a --text_backbone")
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rate of each part at the first step; a backbone of texts from scratch has the projection's."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,33 +21,41 @@ from tfdml.data.pipeline import CACHE_LIMIT_MB, decoded_source, own_threads, tra
 from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences
 from tfdml.io.files import write_json
+from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import build_components, calibrate, check_start, start_from, whitening
-from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor, logger_of
+from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
+from tfdml.training.optimizers import averaged
 from tfdml.training.results import (
     Evaluator,
     TrainingRun,
     combine,
+    measure_together,
+    selection_warnings,
     write_results,
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
+from tfdml.training.watching import logger_of
 from tfdml.version import __version__, installed
 
 
-def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None] = lambda: None) -> TrainingRun | None:
+def train(
+    experiment: Experiment, resume: bool = False, saved: Callable[[], None] = lambda: None, *, finish: bool = False
+) -> TrainingRun | None:
     """Run an experiment to its end.
 
     Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT, SIGTERM or SIGHUP it
-    saves a checkpoint at the end of the step; a second signal ends the process at once.
+    saves a checkpoint at the end of the execution of steps; a second signal ends the process at once.
 
     Args:
         experiment: The settings.
         resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was trained to its end,
             make what is missing of its results.
         saved: Called after every checkpoint.
+        finish: With `resume`: train no further, and make the results of what has been trained.
 
     Returns:
         The run: of several seeds or folds, with `runs`. None in all but the first of several processes.
@@ -62,6 +71,8 @@ def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None
     """
     workers.check_backend()
     if experiment.seeds or experiment.folds:
+        if finish:
+            raise UserError("--finish ends one run: name its folder, such as --run_dir=RUN/seed_0")
         return _train_several(experiment, resume, saved)
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
@@ -92,7 +103,10 @@ def train(experiment: Experiment, resume: bool = False, saved: Callable[[], None
                     if resume:
                         trainer.load_initial_weights()
                     trainer.calibrate()
-                trainer.fit()
+                if finish:
+                    trainer.end()
+                else:
+                    trainer.fit()
                 return trainer.finish()
             except Exception as error:
                 lost = isinstance(error, workers.LOST)
@@ -169,6 +183,9 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
         result = folder.read_result()
         if result is None:
             result = combine(runs)
+            trained = list(runs.values())
+            if experiment.folds and trained[0].splits.searched_by_images("test"):
+                result["metrics_together"] = measure_together(trained)
             write_json(folder.result, result)
     return TrainingRun(experiment, result, list(runs.values()))
 
@@ -177,11 +194,16 @@ def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
     """Refuse to train with processes of other versions or with other settings."""
     if processes.alone:
         return
-    may_differ = (*MAY_DIFFER, "weights", "start_from")
-    own = {name: value for name, value in dataclasses.asdict(experiment).items() if name not in may_differ}
-    own |= {"tfdml": __version__, **installed(("tensorflow", "keras", "jax", "numpy"))}
-    if changed := differences(processes.of_chief(lambda: own), own):
-        raise UserError(f"worker 0 and worker {processes.index} need the same flags and versions: {changed}")
+    versions = {"tfdml": __version__, **installed(("tensorflow", "keras", "jax", "numpy"))}
+    chief = processes.of_chief(lambda: {"versions": versions, "flags": experiment.as_flags()})
+    here = f"on worker {processes.index}"
+    for name in sorted(versions.keys() | chief["versions"].keys()):
+        own, other = versions.get(name, "none"), chief["versions"].get(name, "none")
+        if own != other:
+            raise UserError(f"{name} {own} {here} and {other} on worker 0: install the same version")
+    for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
+        if name not in (*MAY_DIFFER, "weights", "start_from"):
+            raise UserError(f"--{name}={own} {here} and {other} on worker 0: use the same")
 
 
 class Trainer:
@@ -208,7 +230,13 @@ class Trainer:
         self.experiment, self.processes, self.interruption = experiment, processes, interruption
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits, self.folder = parts.learner, parts.splits, parts.folder
-        self.evaluator = Evaluator(experiment, self.splits, parts.keeps_images, processes)
+        for warning in selection_warnings(experiment.selection, self.splits.validation):
+            logging.warning("%s", warning)
+        logging.info("%s", parts.cache.reason)
+        if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
+            asked = f"--steps_per_execution={experiment.steps_per_execution}"
+            logging.warning("%d steps an execution, not %s: epochs have %d", together, asked, parts.steps_per_epoch)
+        self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
     def load_initial_weights(self) -> None:
@@ -248,7 +276,7 @@ class Trainer:
         with self._naming_bad_images(), self.interruption.deferred():
             monitor.close_epoch()
             left = monitor.step < self.experiment.epochs * steps
-            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.keeps_images and left else False
+            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.cache.kept and left else False
             share = Share(parts.sampler, self.processes.index, self.processes.count)
             for first, last in self._spans():
                 if isinstance(parts.sampler, NeighborSampler) and first < last:
@@ -270,6 +298,17 @@ class Trainer:
                     verbose=2 if self.processes.is_chief else 0,
                     shuffle=False,
                 )
+
+    def end(self) -> None:
+        """Close the epoch that the run is in, as its last.
+
+        Raises:
+            UserError: No step has been trained.
+        """
+        if not self.monitor.step:
+            raise UserError(f"{self.folder.path}: no step has been trained, so there is nothing to finish")
+        with self._naming_bad_images(), self.interruption.deferred():
+            self.monitor.close_epoch(within=True)
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """Yield the first epoch of each call of `fit`, and that after the last.
@@ -300,6 +339,7 @@ class Trainer:
 
             self.monitor.neighbors = self.processes.of_chief(search)
         sampler.update(np.array(self.monitor.neighbors), first_step)
+        self.monitor.watcher.forget_batches()
 
     def finish(self) -> TrainingRun | None:
         """Write the results, and return the run; None in a process that has nothing to do with them."""
@@ -308,8 +348,9 @@ class Trainer:
             return None
         self.evaluator.processes = left
         seconds = time.perf_counter() - self.started
-        with self._naming_bad_images():
-            run = write_results(self.learner, self.evaluator, self.monitor.state(), seconds)
+        with self._naming_bad_images(), averaged(self.learner):
+            planned = self.experiment.epochs * self.parts.steps_per_epoch
+            run = write_results(self.learner, self.evaluator, self.monitor.state(), seconds, planned)
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
             left.of_chief(lambda: None)
@@ -333,7 +374,7 @@ def _check_new(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def describe(experiment: Experiment) -> str:
-    """Return what a run would do: images, terms, steps and flags. Loads the data and builds the model.
+    """Return what a run would do: images, network, terms and steps. Loads the data and builds the model.
 
     Args:
         experiment: The settings.
@@ -343,16 +384,40 @@ def describe(experiment: Experiment) -> str:
     """
     _check_new(RunFolder(experiment.run_dir), experiment)
     parts = build_components(experiment)
-    splits = {"train": parts.splits.train} | parts.splits.evaluated()
-    message = untrained_batch_norm(parts.learner.embedder)
-    return "\n".join(
-        [
-            *([f"WARNING: {message}"] if message and not experiment.start_from else []),
-            *(f"{name}: {len(split):,} images of {split.num_classes:,} classes" for name, split in splits.items()),
-            f"embedder: {parts.learner.embedder.count_params():,} parameters",
-            *(repr(term) for term in parts.learner.objectives),
-            f"{experiment.epochs} epochs of {parts.steps_per_epoch:,} steps of {parts.sampler.batch_size} images",
-            "",
-            experiment.as_flags(),
-        ]
-    )
+    splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
+    steps = parts.steps_per_epoch * experiment.epochs
+    message = untrained_batch_norm(learner.embedder)
+    views = [] if experiment.features else ["views", f"  training   {parts.train_view}"]
+    views += [] if experiment.features else [f"  evaluation {parts.evaluation_view}"]
+    lines = [
+        *([f"WARNING: {message}"] if message and not experiment.start_from else []),
+        *selection_warnings(experiment.selection, splits.validation),
+        f"data         {experiment.data_name}",
+        *(
+            f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
+            for name, split in ({"train": splits.train} | splits.evaluated()).items()
+        ),
+        *views,
+        f"cache        {parts.cache.reason}",
+        f"embedder     {experiment.head if experiment.features else experiment.backbone}: "
+        f"{learner.embedder.count_params():,} parameters, "
+        f"{learner.embedder.embedding_dim}-d",
+        "objectives",
+        *(f"  {term!r}" for term in learner.objectives),
+        "trained             parameters   learning rate",
+        *_trained(experiment, learner),
+        f"batches      {batch_size} images",
+        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: {steps:,} steps, "
+        f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the training images",
+        f"devices      {', '.join(workers.device_names(parts.strategy))}",
+    ]
+    return "\n".join([*lines, "", "as a flag file:", experiment.as_flags()])
+
+
+def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
+    rates = experiment.learning_rates()
+    groups = [(part, part, variables) for part, variables in learner.parts().items() if part != "objectives"]
+    groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
+    for part, name, variables in groups:
+        count = sum(math.prod(variable.shape) for variable in variables)
+        yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"

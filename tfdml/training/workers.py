@@ -25,7 +25,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.workarounds import bound_waiting, forget_layout
+from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strategy
 
 BACKENDS = ("tensorflow", "jax")
 # Bytes that are sent at once.
@@ -249,7 +249,7 @@ class TensorFlowWorkers(Processes):
             user_errors(RuntimeError, f"{here}: TensorFlow runs already; start a new process"),
         ):
             bound_waiting(_MEETING_SECONDS, _SILENCE_SECONDS)
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
+            strategy = multi_worker_strategy()
         logging.info("%s: all are there", here)
         return TensorFlowWorkers(index, addresses, strategy)
 
@@ -388,6 +388,36 @@ def one_operation_at_a_time() -> None:
         logging.warning("TensorFlow runs already: --deterministic has no effect in this process")
 
 
+class ClassParallel(keras.distribution.DataParallel):
+    """Data parallelism on JAX whose devices share the classes too: each holds the proxies of an equal part of them.
+
+    The weights of `tfdml.layers.CosineProxies`, which a `ProxyLoss` has, are divided along the classes, and with them
+    what the optimizer keeps of each. The embeddings of the batch go to every device, the similarities stay where their
+    classes are, and the softmax is summed over the parts: the step is that of one device, to rounding. All other
+    weights are on every device. Files hold whole weights.
+
+    Args:
+        devices: Their names; by default all.
+
+    Raises:
+        UserError: Where proxies are made whose classes the devices do not divide.
+
+    Example:
+        >>> keras.distribution.set_distribution(ClassParallel())  # doctest: +SKIP
+        >>> learner = MetricLearner(embedder, ProxyLoss(AMSoftmaxLoss(), 1_000_000))  # doctest: +SKIP
+    """
+
+    def get_variable_layout(self, variable):
+        """Return how a variable lies on the devices."""
+        if not variable.path.endswith("/proxies"):
+            return super().get_variable_layout(variable)
+        (classes, *others), devices = variable.shape, self.num_model_replicas
+        if classes % devices:
+            advice = f"leave out {classes % devices}"
+            raise UserError(f"{variable.path}: {devices} devices cannot share {classes:,} classes equally; {advice}")
+        return keras.distribution.TensorLayout([self.batch_dim_name, *(None for _ in others)], self.device_mesh)
+
+
 class JaxDevices:
     """What training asks of a `tf.distribute.Strategy`, of the devices of JAX.
 
@@ -428,18 +458,18 @@ def prepare_devices(logical_devices: int = 0) -> None:
             raise UserError(f"--logical_devices={logical_devices}: JAX runs already; start a new process") from error
 
 
-def make_devices() -> JaxDevices:
-    """Take all devices of all processes into use."""
+def make_devices(shard_classes: bool = False) -> JaxDevices:
+    """Take all devices of all processes into use; each for a part of the classes, where that is asked for."""
     devices = keras.distribution.list_devices()
-    distribution = None
-    if len(devices) > 1:
-        # Each process makes its own part of the batch.
-        distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
+    several = len(devices) > 1
+    # Each process makes its own part of the batch.
+    kind = ClassParallel if shard_classes else keras.distribution.DataParallel
+    distribution = kind(devices=devices, auto_shard_dataset=False) if several else None
     keras.distribution.set_distribution(distribution)
     return JaxDevices(devices)
 
 
-def make_strategy(logical_devices: int = 0, processes: Processes | None = None) -> Any:
+def make_strategy(logical_devices: int = 0, processes: Processes | None = None, shard_classes: bool = False) -> Any:
     """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 
     Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
@@ -448,13 +478,16 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None) 
     Args:
         logical_devices: Into how many devices the CPU is split, where that is 2 or more.
         processes: Who trains; by default this process alone.
+        shard_classes: Whether each device has a part of the classes: `ClassParallel`.
 
     Raises:
-        UserError: The CPU cannot be split.
+        UserError: The CPU cannot be split, or the classes cannot be shared.
     """
+    if shard_classes and (keras.backend.backend() != "jax" or not (processes or Processes()).alone):
+        raise UserError("--shard_classes works in one process on JAX: KERAS_BACKEND=jax in front of the command")
     if keras.backend.backend() == "jax":
         prepare_devices(logical_devices)
-        return make_devices()
+        return make_devices(shard_classes)
     if isinstance(processes, TensorFlowWorkers):
         if logical_devices > 1:
             raise UserError(f"--logical_devices={logical_devices} is of one process: leave it out under TF_CONFIG")

@@ -1,0 +1,251 @@
+"""Runs that are watched: what they write, faults that are planted in them, and how they end."""
+
+import json
+import math
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests import references
+from tests.training import runs
+from tests.training.runs import EPOCHS, STEPS
+from tests.training.stopping import finished, make_quick
+from tfdml.errors import UserError
+from tfdml.models import Embedder, MetricLearner
+from tfdml.objectives import Objective
+from tfdml.training import RunFolder, watching
+from tfdml.training.watching import GradientSampler, Watcher, collapse, gradient_shares, logger_of, spread
+
+OBJECTIVES = "am_softmax + jrs"
+TOTAL = EPOCHS * STEPS
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    make_quick(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory):
+    return finished(tmp_path_factory.mktemp("runs") / "watched", objectives=OBJECTIVES, watch_every=2)
+
+
+def told(folder):
+    return json.loads((folder / "watch.json").read_text())
+
+
+@pytest.mark.slow
+def test_looks_are_written_for_tensorboard_and_kept(watched):
+    found = told(watched)
+    assert [sample["step"] for sample in found["samples"]] == [2, 4]
+    assert found["alarms"] == []
+    sample = found["samples"][-1]
+    assert set(sample["gradient_norm"]) == {"backbone", "projection", "objectives"}
+    assert sum(sample["gradient_share"].values()) == pytest.approx(1)
+    assert (sample["classes"], sample["images"]) == (4, 8)
+    events = EventAccumulator(str(watched / "tensorboard"), {"tensors": 0}).Reload()
+    tags = {tag.removeprefix("watch/") for tag in events.Tags()["tensors"] if tag.startswith("watch/")}
+    assert tags == {
+        *(f"{kind}/{term}" for kind in ("terms", "gradient_share") for term in ("am_softmax", "jrs")),
+        *(f"gradient_norm/{part}" for part in sample["gradient_norm"]),
+        *("variance", "effective_rank"),
+    }
+    (first, last) = events.Tensors("watch/variance")
+    assert (first.step, last.step) == (2, 4)
+    assert tf.make_ndarray(last.tensor_proto) == pytest.approx(sample["variance"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"variance": 0.0499}, "the variance of a batch is 0.05, after 0.5 at step 100"),
+        ({"variance": 0.0501}, ""),
+        ({"rank": 4.99}, "the effective rank of a batch is 5, after 20 at step 100"),
+        # Of 5 classes, each at a point, 4 directions are left.
+        ({"rank": 1.01, "classes": 5}, ""),
+        ({"rank": 1.0, "classes": 6}, "the effective rank of a batch is 1,"),
+    ],
+)
+def test_collapse_is_measured_by_the_best_so_far(change, words):
+    def sample(step, variance=0.5, rank=20.0, classes=25):
+        return {"step": step, "variance": variance, "effective_rank": rank, "classes": classes}
+
+    found = collapse(sample(300, **change), [sample(100), sample(200, variance=0.3, rank=12.0)])
+    assert bool(found) == bool(words)
+    assert words in found
+
+
+def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
+    variances = iter((0.5, 0.01, 0.01, 0.5, 0.01))
+    monkeypatch.setattr(watching, "spread", lambda _: {"variance": next(variances), "effective_rank": 2.0})
+    settings, learner = runs.experiment(tmp_path, watch_every=1), types.SimpleNamespace(steps_per_execution=1)
+    watcher = Watcher(types.SimpleNamespace(experiment=settings, learner=learner, folder=RunFolder(tmp_path)))
+    watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))] * 5)
+    watcher._sampler = lambda images, labels: ({"terms": {"a": 1.0}}, images)
+    writer = tf.summary.create_noop_writer()
+    for step in range(1, 6):
+        watcher.look(step, writer)
+    assert [alarm["step"] for alarm in told(tmp_path)["alarms"]] == [2, 5]
+    resumed = Watcher(watcher.parts)
+    resumed.resume(3)
+    assert [sample["step"] for sample in resumed.samples] == [1, 2]
+    assert [alarm["step"] for alarm in resumed.alarms] == [2]
+
+
+SIZE, DIM = 4, 3
+
+
+class Long(Objective):
+    """The mean squared length of projections."""
+
+    reads = ("projection",)
+
+    def compute_pairs(self, pairs):
+        return ops.mean(ops.sum(ops.square(pairs["projection"].anchors), axis=1))
+
+
+class Alike(Objective):
+    """The mean cosine of images of different classes."""
+
+    def compute_pairs(self, pairs):
+        batch = pairs["embedding"]
+        return batch.mean(batch.products(), batch.negatives)
+
+
+def linear_learner():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    backbone = keras.Model(inputs, keras.layers.Activation("linear")(inputs))
+    embedder = Embedder(backbone, embedding_dim=DIM, image_size=SIZE, scaling="tf")
+    learner = MetricLearner(embedder, [Long(weight=0.5, name="long"), Alike(weight=2.0, name="alike")])
+    learner.build((None, SIZE, SIZE, 3))
+    learner.compile("sgd")
+    return learner
+
+
+def test_terms_norms_and_shares_are_those_of_the_formulas():
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, SIZE, SIZE, 3)).astype(np.uint8)
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    learner = linear_learner()
+    weights = [np.asarray(v, np.float64) for v in learner.embedder.dense.get_weights()]
+    weights[1] = np.array([0.25, -0.125, 0.5])
+    learner.embedder.dense.set_weights(weights)
+    pooled = (images.astype(np.float64) / 127.5 - 1).mean(axis=(1, 2))
+
+    def terms(kernel, bias):
+        y = pooled @ kernel + bias
+        x = y / np.linalg.norm(y, axis=1, keepdims=True)
+        pairs = [(i, j) for i in range(6) for j in range(6) if labels[i] != labels[j]]
+        return np.array([0.5 * (y**2).sum(axis=1).mean(), 2.0 * np.mean([x[i] @ x[j] for i, j in pairs])])
+
+    gradients = []
+    for which, weight in enumerate(weights):
+        for place in np.ndindex(weight.shape):
+            ends = []
+            for move in (1e-6, -1e-6):
+                moved = [w.copy() for w in weights]
+                moved[which][place] += move
+                ends.append(terms(*moved))
+            gradients.append((ends[0] - ends[1]) / 2e-6)
+    gradients = np.array(gradients).T  # (terms, weights)
+
+    found, _ = GradientSampler(learner)(images, labels)
+    assert list(found["terms"].values()) == pytest.approx(terms(*weights), rel=1e-5)
+    assert found["gradient_norm"] == {"projection": pytest.approx(np.linalg.norm(gradients.sum(axis=0)), rel=1e-4)}
+    total = gradients.sum(axis=0)
+    shares = [gradient @ total / (total @ total) for gradient in gradients]
+    assert list(found["gradient_share"].values()) == pytest.approx(shares, rel=1e-3)
+
+
+CASES = {
+    "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
+    "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
+    "inner problem": {"objectives": "rank_mi"},
+    "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
+    "drawn classes": {"objectives": "am_softmax(sample=0.5) + jrs", "gradient_cache": 4},
+    "moving state": {"objectives": "curricular_face"},
+}
+
+
+@pytest.mark.one_quick_case
+@pytest.mark.parametrize("case", CASES)
+def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
+    plain = {"optimizer": "sgd", "learning_rate": 1.0, "batch_norm": "statistics"}
+    settings = runs.experiment(tmp_path, **plain, **CASES[case])
+    learner = runs.learner(settings, 20)
+    learner.run_eagerly = True
+    rng = np.random.default_rng(1)
+    images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
+    labels = np.repeat(np.arange(4), 2)
+    before = [np.array(v) for v in learner.variables]
+    found, _ = GradientSampler(learner)(images, labels)
+    for value, variable in zip(before, learner.variables, strict=True):
+        np.testing.assert_array_equal(value, np.array(variable), err_msg=variable.path)
+    parts = learner.parts()
+    old = {part: [np.array(v, np.float64) for v in members] for part, members in parts.items()}
+    logs = learner.train_on_batch(images, labels, return_dict=True)
+    for part, members in parts.items():
+        if members:
+            moved = sum(((np.array(v, np.float64) - w) ** 2).sum() for v, w in zip(members, old[part], strict=True))
+            assert found["gradient_norm"][part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
+    assert set(found["gradient_norm"]) == {part for part, members in parts.items() if members}
+    for objective in learner.objectives:
+        assert found["terms"][objective.name] == pytest.approx(objective.weight * float(logs[objective.name]), rel=1e-4)
+
+
+@pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
+def test_spread_is_that_of_the_covariance(size, dim):
+    x = np.random.default_rng(0).normal(size=(size, dim)) * np.arange(1, dim + 1)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    covariance = np.cov(x.T, bias=True)
+    shares = [value / np.trace(covariance) for value in np.linalg.eigvalsh(covariance) if value > 1e-15]
+    found = spread(x)
+    assert found["variance"] == pytest.approx(np.trace(covariance), rel=1e-9)
+    assert found["effective_rank"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-6)
+    # Of unit vectors half the mean squared distance.
+    assert found["variance"] == pytest.approx(references.matrix(references.squared_distance, x).mean() / 2, rel=1e-6)
+
+
+def test_shares_tell_a_conflict_and_gradients_that_cancel_out():
+    assert gradient_shares(np.array([[4.0, -2.0], [-2.0, 1.0]])) == pytest.approx([2, -1])
+    assert gradient_shares(np.array([[1.0, -1.0], [-1.0, 1.0]])).tolist() == [0, 0]
+
+
+_LOGGER = """
+import keras
+
+class Logger(keras.callbacks.Callback):
+    epochs = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(dict(logs))
+
+def nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def own_logger(tmp_path, monkeypatch):
+    """A module of the working folder that makes a callback."""
+    (tmp_path / "my_logging.py").write_text(_LOGGER)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    sys.modules.pop("my_logging", None)
+
+
+def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(own_logger, tmp_path):
+    result = runs.train(tmp_path / "run", log_to="my_logging.Logger")
+    epochs = sys.modules["my_logging"].Logger.epochs
+    assert len(epochs) == runs.EPOCHS
+    assert epochs[-1]["test/recall@1"] == result["metrics"]["recall@1"]
+    assert {"loss", "train/loss", "learning_rate", "step"} <= set(epochs[-1])
+    with pytest.raises(UserError, match=r"--log_to=my_logging.nothing:? makes a NoneType, not a keras.callb"):
+        logger_of("my_logging.nothing")

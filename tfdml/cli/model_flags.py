@@ -1,0 +1,165 @@
+"""The flags by which commands name a model and the images that it embeds; what a gallery is."""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+from tfdml import data
+from tfdml.cli.command_line import CommandFlags
+from tfdml.data.dataset import ImageDataset, check
+from tfdml.effects import needs
+from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
+from tfdml.embeddings.files import holds_embeddings
+from tfdml.embeddings.model_card import served_version
+from tfdml.errors import UserError
+from tfdml.export.retriever import RETRIEVER_CARD
+from tfdml.expressions import parse_arguments
+from tfdml.retrieval import is_gallery
+from tfdml.training import RunFolder, workers
+from tfdml.training.images import vector_splits
+from tfdml.training.settings import choice, not_negative, positive
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelFlags(CommandFlags):
+    """What embeds images.
+
+    Args:
+        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the
+            newest is taken; or a .tflite or .onnx file, whose view is in its export's model_card.json.
+        unfinished: Take the best embedder so far of a run that has not ended.
+        batch_size: Images per batch.
+        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all.
+    """
+
+    model: str = ""
+    unfinished: bool = False
+    batch_size: int = choice(100, check=positive, effect=needs("model"))
+    truncate_dim: int = choice(0, check=not_negative, effect=needs("model"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFlags(ModelFlags):
+    """What embeds which images.
+
+    Args:
+        dataset: Data set, as in tfdml train; for a run folder, its own.
+        features: Stored embeddings, for a head; without roles, all are of the test split.
+        data_dir: Where the unpacked data set lies.
+        dataset_options: Options of the data set, as in tfdml train.
+        bad_images: Images that cannot be decoded: skip decodes all first.
+    """
+
+    dataset: str = ""
+    features: str = ""
+    data_dir: str = ""
+    dataset_options: str = ""
+    bad_images: str = choice("error", choices=("error", "skip"))
+
+
+@dataclasses.dataclass(frozen=True)
+class DataChoice:
+    """Which data set the flags mean.
+
+    Args:
+        name: Its name.
+        directory: Where it lies; empty: nowhere.
+        options: As in `--dataset_options`.
+        bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each is tried.
+        features: Stored embeddings in the place of images.
+        trained_on: Whether a head was trained on them, and they have the splits of its training.
+    """
+
+    name: str
+    directory: str
+    options: str
+    bad_images: str = "error"
+    features: str = ""
+    trained_on: bool = False
+
+    @functools.cached_property
+    def _vectors(self) -> dict[str, ImageDataset]:
+        options: dict[str, Any] = {} if self.trained_on else {"test_fraction": None}
+        options |= parse_arguments(self.options, "--dataset_options")
+        return vector_splits(self.features, self.directory, **options)
+
+    def parts(self, split: str) -> list[ImageDataset]:
+        """Return a split or, of all images, those for training and for testing."""
+        if split != "all":
+            return [self.load(split)]
+        return list(self._vectors.values()) if self.features else [self.load("train"), self.load("test")]
+
+    def load(self, split: str) -> ImageDataset:
+        """One split."""
+        if self.features:
+            side = self._vectors.get("train" if split == "train" else "test")
+            if side is None:
+                raise UserError(f"--features={self.features} has no {split} images: name another --split")
+            return side if split in ("train", "test") else side.queries if split == "query" else side.gallery
+        arguments = parse_arguments(self.options, "--dataset_options")
+        dataset = data.load(self.name, self.directory or None, split, **arguments)
+        return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
+
+
+def data_choice(flags: DataFlags) -> DataChoice:
+    """Return the data set of the flags, or that of the run folder that they name.
+
+    Raises:
+        UserError: Neither names one, or there is no such model.
+    """
+    model = flags.model
+    _check_model(model, flags.unfinished)
+    if flags.dataset and flags.features:
+        raise UserError("--dataset names images and --features stored embeddings: name one of them")
+    if flags.dataset:
+        return DataChoice(flags.dataset, flags.data_dir, flags.dataset_options, flags.bad_images)
+
+    stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
+    features = flags.features or (stored.features if stored else "")
+    # By name, as the file of its training may have moved: to take its training classes for new ones would be worse.
+    if features and (stored is None or not stored.features or Path(features).stem != stored.data_name):
+        return DataChoice(Path(features).stem, flags.data_dir, flags.dataset_options, features=features)
+    if stored is None:
+        raise UserError("--dataset or --features is missing: only a run folder knows its own")
+    directory, options = flags.data_dir or stored.data_dir, flags.dataset_options or stored.dataset_options
+    return DataChoice(stored.data_name, directory, options, flags.bad_images, features, trained_on=True)
+
+
+def _check_model(model: str, unfinished: bool) -> None:
+    if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
+        raise UserError(f"--model={model}: there is no such file or folder")
+    check_ended(model, unfinished)
+
+
+def check_ended(run: str, unfinished: bool) -> None:
+    """Refuse a run that has not ended, unless `unfinished`."""
+    if run and not unfinished and (missing := epochs_missing(run)):
+        raise UserError(
+            f"{run} has not ended: it has trained {missing}; resume it (tfdml train --run_dir={run} --resume), end it "
+            "here (add --finish to that), or take its best embedder so far (--unfinished)"
+        )
+
+
+def load_source(flags: ModelFlags) -> EmbeddingBackend:
+    """Return the model of the flags, loaded."""
+    if not flags.model:
+        raise UserError("--model is missing")
+    model = os.path.expanduser(flags.model)
+    _check_model(model, flags.unfinished)
+    if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
+        # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
+        workers.one_operation_at_a_time()
+    return load_backend(model, truncate_dim=flags.truncate_dim)
+
+
+def kind_of_gallery(gallery: str) -> str:
+    """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another folder, of `images`."""
+    if is_gallery(gallery):
+        return "database"
+    path = Path(gallery).expanduser()
+    if not path.is_dir() or holds_embeddings(path):
+        return "embeddings"
+    version = served_version(path)
+    return "retriever" if version and (version / RETRIEVER_CARD).is_file() else "images"
