@@ -1,5 +1,3 @@
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -72,20 +70,6 @@ def test_embedding_is_float32_of_unit_length_under_every_policy(policy):
     assert_close(np.linalg.norm(representations["embedding"], axis=1), np.ones(8), 1e-6)
 
 
-def test_the_projection_may_have_no_bias(tmp_path):
-    embedder = tiny_embedder(projection_bias=False)
-    embedder.build((None, SIZE, SIZE, 3))
-    assert [variable.shape for variable in embedder.parts()["projection"]] == [(6, 5)]
-    representations = embedder.represent(images())
-    np.testing.assert_allclose(
-        representations["projection"], representations["pooled"] @ embedder.dense.kernel, atol=1e-6
-    )
-    embedder.save(tmp_path / "embedder.keras")
-    again = keras.saving.load_model(tmp_path / "embedder.keras")
-    assert again.dense.use_bias is False
-    np.testing.assert_array_equal(again(images()), embedder(images()))
-
-
 def trained(batch_norm, steps=2):
     """An embedder, and its BatchNorm's gamma, beta, mean and variance before and after training."""
     labels, x = colored_batch()
@@ -109,16 +93,8 @@ def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
     norm = batch_norm_of(embedder)
     assert (id(norm.gamma) in trainable) is training
     assert (id(norm.beta) in trainable) is training
+    assert {id(variable) for variables in embedder.parts().values() for variable in variables} == trainable
     assert id(embedder.dense.kernel) in trainable
-
-
-def test_parts_divide_the_trainable_variables():
-    embedder = tiny_embedder()
-    embedder.build((None, SIZE, SIZE, 3))
-    parts = embedder.parts()
-    assert set(parts) == {"backbone", "projection"}
-    named = [id(variable) for variables in parts.values() for variable in variables]
-    assert sorted(named) == sorted(id(variable) for variable in embedder.trainable_variables)
 
 
 @pytest.mark.one_quick_case
@@ -128,7 +104,7 @@ def test_parts_divide_the_trainable_variables():
         {},
         {"scaling": "caffe", "pooling": "max", "batch_norm": "train", "resize": 20, "resize_mode": "squash"},
         {"batch_norm": "statistics", "name": "mine"},
-        {"dropout": 0.25, "resize_mode": "pad", "pad_color": (255, 128, 0)},
+        {"dropout": 0.25, "resize_mode": "pad", "pad_color": (255, 128, 0), "projection_bias": False},
     ],
 )
 def test_saves_and_loads(tmp_path, options, policy):
@@ -142,6 +118,7 @@ def test_saves_and_loads(tmp_path, options, policy):
     np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
     assert config_of(again) == config_of(embedder)
     assert again.dtype_policy.name == policy
+    assert again.dense.use_bias is options.get("projection_bias", True)
     assert [v.path for v in again.trainable_variables] == [v.path for v in embedder.trainable_variables]
 
 
@@ -175,13 +152,9 @@ def test_a_backbone_may_give_vectors(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": keras.layers.Dense(4), "embedding_dim": 5}, "embedding_dim=5, and the head gives 4 components"),
-        ({"head": keras.layers.Reshape((2, 3))}, r"head must give vectors \(B, d\) of pooled features \(B, 6\)"),
-        ({"backbone": vector_backbone(), "pooling": "gem"}, "pooling='gem': the backbone gives vectors"),
-        (
-            {"backbone": keras.Sequential([keras.Input((SIZE, SIZE, 3)), keras.layers.Reshape((-1, 3))])},
-            "backbone must give maps",
-        ),
+        ({"head": keras.layers.Dense(4), "embedding_dim": 5}, "embedding_dim=5"),
+        ({"head": keras.layers.Reshape((2, 3))}, "head must give vectors"),
+        ({"backbone": vector_backbone(), "pooling": "gem"}, "pooling='gem'"),
     ],
 )
 def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):
@@ -189,28 +162,14 @@ def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):
         Embedder(**{"backbone": tiny_backbone(), "image_size": SIZE, **options})
 
 
-def deep_backbone(layers=11):
-    x = inputs = keras.Input((12, 12, 3))
-    x = keras.layers.Conv2D(2, 1)(x)
-    for _ in range(layers):
-        x = keras.layers.BatchNormalization()(x)
-    return keras.Model(inputs, x, name="deep")
-
-
-def warnings_of_fit(embedder):
-    learner = MetricLearner(embedder, losses.ContrastiveLoss())
-    learner.compile("sgd", run_eagerly=True)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        learner.fit(np.zeros((4, 12, 12, 3), "uint8"), np.arange(4) % 2, verbose=0)
-    return [str(warning.message) for warning in caught if "BatchNorm statistics" in str(warning.message)]
-
-
 @pytest.mark.parametrize("batch_norm", ["frozen", "statistics"])
 def test_fit_warns_of_random_weights_behind_batch_norm_that_is_not_trained(batch_norm):
-    embedder = Embedder(deep_backbone(), 4, image_size=12, batch_norm=batch_norm)
-    (line,) = warnings_of_fit(embedder)
-    assert line.startswith(f"batch_norm='{batch_norm}' keeps the BatchNorm statistics of deep")
+    norms = [keras.layers.BatchNormalization() for _ in range(11)]
+    deep = keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Conv2D(2, 1), *norms])
+    learner = MetricLearner(Embedder(deep, 4, image_size=12, batch_norm=batch_norm), losses.ContrastiveLoss())
+    learner.compile("sgd", run_eagerly=True)
+    with pytest.warns(UserWarning, match="BatchNorm statistics"):
+        learner.fit(np.zeros((4, 12, 12, 3), "uint8"), np.arange(4) % 2, verbose=0)
 
 
 def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):

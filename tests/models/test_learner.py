@@ -56,16 +56,20 @@ def expected_terms(learner, x, labels):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("weight", [1.0, 0.4, 0.0])
+@pytest.mark.parametrize("weight", [0.4, 0.0])
 def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
     labels, x = colored_batch()
     learner = compiled(jrd(weight=weight))
     logs = reported(learner, x, labels)
     terms = expected_terms(learner, x, labels)
-    assert set(logs) == {"loss", "am_softmax_loss", "joint_representation_similarity", "d_pos", "d_neg", "violations"}
+    assert set(logs) == {"loss", *terms, "d_pos", "d_neg", "violations"}
     for name, value in terms.items():
         assert_close(logs[name], value)
-    assert_close(logs["loss"], terms["am_softmax_loss"] + weight * terms["joint_representation_similarity"])
+    order = np.random.default_rng(0).permutation(len(x))
+    for size in (len(x), 5):
+        logs = learner.evaluate(x[order], labels[order], batch_size=size, verbose=0, return_dict=True)
+        assert_close(logs["loss"], logs["am_softmax_loss"] + weight * logs["joint_representation_similarity"])
+        assert_close(logs["am_softmax_loss"], terms["am_softmax_loss"])
 
 
 @pytest.mark.one_quick_case
@@ -93,34 +97,18 @@ def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_
     assert_close(logs["confusion_energy"], np.mean(energies))
 
 
-def test_reports_the_mean_distances_of_positives_and_negatives():
-    labels, x = colored_batch()
-    learner = compiled(losses.ContrastiveLoss())
-    logs = reported(learner, x, labels)
-    e = np.asarray(learner(x)["embedding"], "float64")
-    for name, pairs in (("d_pos", references.positive_pairs(labels)), ("d_neg", references.negative_pairs(labels))):
-        assert_close(logs[name], references.mean([np.linalg.norm(e[i] - e[j]) for i, j in pairs]))
-
-
-def test_reports_the_share_of_negatives_nearer_than_the_furthest_positive():
+def test_reports_mean_distances_and_the_share_of_negatives_nearer_than_the_furthest_positive():
     _, x = colored_batch()
     labels = np.array([0, 1, 2, 0, 0, 1, 1, 2, 2, 0, 1, 3])
     learner = compiled(losses.ContrastiveLoss())
-    e = np.asarray(learner(x)["embedding"], "float64")
-    same = references.positive_pairs(labels)
+    logs, e = reported(learner, x, labels), np.asarray(learner(x)["embedding"], "float64")
+    same, other = references.positive_pairs(labels), references.negative_pairs(labels)
+    for name, pairs in (("d_pos", same), ("d_neg", other)):
+        assert_close(logs[name], references.mean([np.linalg.norm(e[i] - e[j]) for i, j in pairs]))
     furthest = {i: max(np.linalg.norm(e[i] - e[j]) for k, j in same if k == i) for i in range(11)}
-    violations = [np.linalg.norm(e[i] - e[j]) < furthest[i] for i, j in references.negative_pairs(labels) if i < 11]
+    violations = [np.linalg.norm(e[i] - e[j]) < furthest[i] for i, j in other if i < 11]
     assert 0.2 < np.mean(violations) < 0.95
-    assert_close(reported(learner, x, labels)["violations"], np.mean(violations))
-
-
-def test_reported_terms_add_up_to_the_reported_loss_over_batches_of_any_size():
-    labels, x = colored_batch()
-    learner = compiled(jrd(weight=0.4))
-    order = np.random.default_rng(0).permutation(len(x))
-    logs = learner.evaluate(x[order], labels[order], batch_size=5, verbose=0, return_dict=True)
-    assert_close(logs["loss"], logs["am_softmax_loss"] + 0.4 * logs["joint_representation_similarity"])
-    assert_close(logs["am_softmax_loss"], expected_terms(learner, x, labels)["am_softmax_loss"])
+    assert_close(logs["violations"], np.mean(violations))
 
 
 def test_regularizers_of_layers_count_once():
@@ -134,18 +122,13 @@ def test_regularizers_of_layers_count_once():
     assert_close(reported(learner, x, labels)["loss"], plain + penalty)
 
 
-def test_loss_falls():
+def test_loss_falls_and_predict_gives_embeddings():
     labels, x = colored_batch()
     learner = compiled(jrd(), jit_compile=False)
     history = learner.fit(x, labels, batch_size=len(x), epochs=15, verbose=0).history
     assert history["loss"][-1] < 0.8 * history["loss"][0]
     assert history["d_pos"][-1] < history["d_neg"][-1]
-
-
-def test_predict_gives_embeddings():
-    learner = compiled(jrd())
-    embeddings = learner.predict(images(), verbose=0)
-    assert_close(embeddings, learner.embedder(images()))
+    assert_close(learner.predict(images(), verbose=0), learner.embedder(images()))
     assert set(learner(images())) == {"feature_map", "pooled", "projection", "embedding", "class"}
 
 
@@ -170,14 +153,15 @@ def test_labels_that_keras_would_make_float32_are_made_integers_or_refused_by_fi
     assert_close(history["loss"][0], expected, 1e-6)
     assert np.isfinite(history["val_loss"][0])
     before = values(learner.variables)
-    for wrong, message in (
-        (labels + 0.5, "not a whole number"),
-        (np.where(labels, np.nan, 0), "nan is not a whole number"),
-        (np.array(list("abc"))[labels], "not names such as"),
-        (large.astype("float32"), "as float32 different ids from 16,777,216 on become one"),
-        (np.full(len(x), 7), "training needs images of two classes or more; all 12 are of class 7"),
+    for wrong in (
+        labels + 0.5,
+        np.where(labels, np.nan, 0),
+        np.array(list("abc"))[labels],
+        large.astype("float32"),  # different ids become one
+        np.eye(3)[labels],
+        np.full(len(x), 7),  # one class teaches nothing
     ):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError):
             learner.fit(x, wrong, verbose=0)
     for one, other in zip(before, values(learner.variables), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -239,12 +223,9 @@ def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MetricLoss(losses.ContrastiveLoss(), name="d_pos"), "called 'd_pos', a name that the logs use"),
-        (
-            lambda: [EnergyConfusion(name="a"), MetricLoss(losses.ContrastiveLoss(), name="a_energy")],
-            "two objectives are called 'a_energy'",
-        ),
-        (lambda: [MetricLoss(losses.ContrastiveLoss(), "pool")], "needs the representation 'pool'"),
+        (lambda: MetricLoss(losses.ContrastiveLoss(), name="d_pos"), "the logs use"),
+        (lambda: [EnergyConfusion(name="a"), EnergyConfusion(name="a")], "two objectives"),
+        (lambda: [MetricLoss(losses.ContrastiveLoss(), "pool")], "'pool'"),
         (lambda: [JointRepresentationSimilarity()], "'class' comes from a ProxyLoss"),
         (lambda: jrd()[::-1], "before this objective"),
     ],
@@ -254,52 +235,19 @@ def test_objectives_that_do_not_fit_are_refused(make, message):
         MetricLearner(tiny_embedder(), make())
 
 
-@pytest.mark.slow
-def test_embedder_alone_and_learner_make_the_same_update():
-    labels, x = colored_batch()
-    embedder = tiny_embedder()
-    embedder.compile(optimizer=keras.optimizers.SGD(0.1), loss=losses.ContrastiveLoss(), run_eagerly=True)
-    embedder.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-    learner = compiled(losses.ContrastiveLoss())
-    learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
-    for alone, learned in zip(values(embedder.variables), values(learner.embedder.variables), strict=True):
-        assert_close(learned, alone, 1e-6, floor=1e-12)
-
-
 # What `fit` and `predict` are given
 
 
 LABELS = np.repeat(np.arange(4), 3)
 UNIT = np.random.default_rng(0).random((12, 8, 8, 3), "float32")
-ADVICE = "takes pixels of 0 to 255 .*multiply images in 0..1 by 255"
 
 
-def small_learner(scaling="tf"):
+def small_learner():
     backbone = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3)])
-    made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8, scaling=scaling), ContrastiveLoss())
+    made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8), ContrastiveLoss())
     made.build((None, 8, 8, 3))
     made.compile("adam", run_eagerly=True)
     return made
-
-
-class Batches(keras.utils.PyDataset):
-    def __init__(self, images):
-        super().__init__()
-        self.images = images
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.images, LABELS
-
-
-FORMS_OF_DATA = {
-    "arrays": lambda images, labels=LABELS: (images, labels),
-    "tensors": lambda images, labels=LABELS: (tf.constant(images), tf.constant(labels)),
-    "tf.data": lambda images, labels=LABELS: (tf.data.Dataset.from_tensors((images, labels)),),
-    "PyDataset": lambda images: (Batches(images),),
-}
 
 
 def warned(call):
@@ -310,22 +258,19 @@ def warned(call):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("form", FORMS_OF_DATA)
+@pytest.mark.parametrize("form", ["arrays", "tf.data"])
 def test_fit_warns_once_of_images_in_the_unit_range(form):
     made = small_learner()
-    with pytest.warns(UserWarning, match=ADVICE) as caught:
-        made.fit(*FORMS_OF_DATA[form](UNIT), epochs=2, verbose=0)
-    assert [warning.filename for warning in caught if "0 to 255" in str(warning.message)] == [__file__]
-    assert not warned(lambda: made.fit(*FORMS_OF_DATA[form](UNIT), epochs=1, verbose=0))
+    data = (UNIT, LABELS) if form == "arrays" else (tf.data.Dataset.from_tensors((UNIT, LABELS)),)
+    (warning,) = warned(lambda: made.fit(*data, epochs=2, verbose=0))
+    assert warning.filename == __file__
+    assert not warned(lambda: made.fit(*data, epochs=1, verbose=0))
     assert not warned(lambda: made.predict(UNIT, verbose=0))
 
 
-@pytest.mark.parametrize("odd", [2 * UNIT - 1, (UNIT - 0.45) / 0.225, 65280 * UNIT, np.full_like(UNIT, np.nan)])
-def test_pixels_of_another_range_are_warned_of(odd):
-    assert len(warned(lambda: small_learner().predict(odd, verbose=0))) == 1
-
-
-def test_usual_pixels_are_not_warned_of():
+def test_pixels_of_another_range_are_warned_of_and_usual_ones_are_not():
+    for odd in (2 * UNIT - 1, 65280 * UNIT, np.full_like(UNIT, np.nan)):
+        assert len(warned(lambda images=odd: small_learner().predict(images, verbose=0))) == 1
     for usual in (255 * UNIT, 0 * UNIT, 300 * UNIT - 20):
         assert not warned(lambda images=usual: small_learner().predict(images, verbose=0))
 
@@ -335,18 +280,11 @@ def test_labels_that_all_differ_are_warned_of():
         small_learner().fit(255 * UNIT, np.arange(12), verbose=0)
 
 
-@pytest.mark.parametrize("form", ["arrays", "tensors", "tf.data"])
-def test_fit_refuses_labels_that_are_no_class_ids(form):
-    for labels, message in ((LABELS + 0.5, "0.5 is not a whole number"), (np.eye(4)[LABELS], "argmax")):
-        with pytest.raises(UserError, match=message):
-            small_learner().fit(*FORMS_OF_DATA[form](255 * UNIT, labels), verbose=0)
-
-
 def test_fit_asks_for_steps_of_batches_without_end():
     # Endless by its cardinality alone, so that a fit that accepts it fails and does not run forever.
     batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
     batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
-    with pytest.raises(UserError, match=r"never end: give fit steps_per_epoch"):
+    with pytest.raises(UserError, match="steps_per_epoch"):
         small_learner().fit(batches, epochs=1)
     small_learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
 
@@ -354,22 +292,11 @@ def test_fit_asks_for_steps_of_batches_without_end():
 # What a learner measures on its training set
 
 
-def make_learner(**arguments):
-    learner = MetricLearner(tiny_embedder(), [ContrastiveLoss(), DensityAdaptivity(3, **arguments)])
-    learner.compile(keras.optimizers.SGD(0.001), run_eagerly=True)
-    return learner
-
-
 def densities(learner, x, labels):
     """Eq. 5 on the pooled features, slowly."""
     pooled = np.asarray(learner.embedder.represent(x, training=False)["pooled"], "float64")
     means = [pooled[labels == c].mean(0) for c in range(3)]
     return [np.mean([np.sum((v - means[c]) ** 2) for v in pooled[labels == c]]) for c in range(3)]
-
-
-def fit_once(learner):
-    labels, x = colored_batch()
-    return learner.fit(x, labels, batch_size=len(x), verbose=0)
 
 
 FORMS_OF_BATCHES = {
@@ -381,31 +308,11 @@ FORMS_OF_BATCHES = {
 
 @pytest.mark.parametrize("form", FORMS_OF_BATCHES)
 def test_the_learner_measures_every_training_image(form):
-    (labels, x), learner = colored_batch(), make_learner()
+    (labels, x), learner = colored_batch(), compiled([ContrastiveLoss(), DensityAdaptivity(3)])
     learner.calibrate(FORMS_OF_BATCHES[form](x, labels))
     density = learner.objectives[1]
     assert density.calibrated
     np.testing.assert_allclose(density.measured_density, densities(learner, x, labels), rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_fit_without_it_warns_of_what_is_missing():
-    learner = make_learner()
-    with pytest.warns(UserWarning, match=r"density_adaptivity is not calibrated .*eq. 6, not eq. 8.*learner.calibrate"):
-        fit_once(learner)
-    assert not learner.objectives[1].calibrated
-
-
-def test_the_constraint_acts_once_it_is_measured():
-    (labels, x), values = colored_batch(), []
-    for calibrated in (False, True):
-        learner = make_learner()
-        if calibrated:
-            learner.calibrate([(x, labels)])
-        learner.build((None, *x.shape[1:]))
-        learner.objectives[1].target_density.assign([0.2, 0.5, 0.9])
-        values.append(learner.evaluate(x, labels, batch_size=len(x), verbose=0, return_dict=True)["density_adaptivity"])
-    assert values[0] < values[1]
 
 
 # Several replicas
@@ -521,16 +428,11 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
 def test_a_replica_without_images_is_refused():
     model = learner(losses.ContrastiveLoss())
     x = colored_batch()[1]
-    refused = pytest.raises(ValueError, match=r"fewer images than there are replicas .*drop_remainder=True")
+    refused = pytest.raises(ValueError, match="fewer images than there are replicas")
     with refused, replicas.explaining_empty_replicas():
         play(model, [x[:2]], [x[:0]])
     with pytest.raises(ValueError, match="first batch cannot be split"), replicas.explaining_empty_replicas():
         tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
-    second = pytest.raises(UserError, match=r"one tf.distribute strategy serves a whole process: make one")
-    with second, replicas.explaining_empty_replicas():
-        raise tf.errors.InternalError(None, None, "Shape mismatch in the collective instance 100.")
-    with pytest.raises(ZeroDivisionError), replicas.explaining_empty_replicas():
-        raise ZeroDivisionError
 
 
 UNEVEN = """
@@ -583,14 +485,10 @@ REFUSED = {
     "class weights": lambda made: made.fit(X, LABELS, class_weight=WEIGHT_OF_CLASS, verbose=0),
     "image weights": lambda made: made.fit(X, LABELS, sample_weight=WEIGHTS, verbose=0),
     "three parts": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS, WEIGHTS)), verbose=0),
-    "no labels": lambda made: made.fit(X, verbose=0),
+    "labels": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS + 0.5)), verbose=0),
     "gray": lambda made: made.fit(X[..., :1], LABELS, verbose=0),
-    "gray without channels": lambda made: made.fit(X[..., 0], LABELS, verbose=0),
     "validation": lambda made: made.fit(X, LABELS, validation_data=(X[..., :1], LABELS), verbose=0),
-    "labels": lambda made: made.fit(X, LABELS + 0.5, verbose=0),
-    "evaluate": lambda made: made.evaluate(X, verbose=0),
     "predict": lambda made: made.predict(X[..., :1], verbose=0),
-    "predict a batch": lambda made: made.predict_on_batch(X[..., 0]),
 }
 
 
@@ -609,31 +507,26 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
     assert made.predict(X, verbose=0).shape == (len(X), 4)
 
 
-@pytest.mark.slow
-def test_executions_of_several_steps_train_as_single_steps():
-    makers = [fresh_learner(ContrastiveLoss(), steps_per_execution=steps) for steps in (1, 3)]
+def test_executions_of_several_steps_train_as_single_steps_and_end_with_the_epoch(monkeypatch):
+    makers = [fresh_learner(ContrastiveLoss(), steps_per_execution=steps, jit_compile=False) for steps in (1, 3)]
     logs = [made.fit(X, LABELS, batch_size=3, shuffle=False, epochs=2, verbose=0).history for made in makers]
     assert logs[0] == logs[1]
     for one, several in zip(*(values(made.variables + made.optimizer.variables) for made in makers), strict=True):
         np.testing.assert_array_equal(several, one)
-
-
-def test_executions_of_several_steps_end_with_the_epoch_and_are_those_of_one_device(monkeypatch):
     made = fresh_learner(steps_per_execution=2, run_eagerly=True)
     made.fit(X, LABELS, batch_size=4, epochs=2, verbose=0)
     assert int(made.optimizer.iterations) == 2 * 3
     endless = tf.data.Dataset.from_tensors((X, LABELS)).repeat()
-    with pytest.raises(UserError, match=r"`steps_per_epoch=3` is no multiple of `steps_per_execution=2`"):
+    with pytest.raises(UserError, match="no multiple"):
         made.fit(endless, steps_per_epoch=3, verbose=0)
     monkeypatch.setattr(tf.distribute.Strategy, "num_replicas_in_sync", 2)
-    with pytest.raises(UserError, match=r"`steps_per_execution=2` works on one device"):
+    with pytest.raises(UserError, match="one device"):
         made.compile("adam", steps_per_execution=2)
 
 
 def test_a_learner_is_saved_to_a_keras_file_alone(tmp_path):
-    for name in ("a.h5", "a.hdf5", "a"):
-        with pytest.raises(UserError, match=r"a MetricLearner is saved to a \.keras file: write .*/a\.keras"):
-            fresh_learner().save(tmp_path / name)
+    with pytest.raises(UserError, match=r"\.keras"):
+        fresh_learner().save(tmp_path / "a.h5")
     assert not list(tmp_path.iterdir())
 
 
@@ -647,11 +540,9 @@ def test_a_function_of_labels_and_embeddings_is_a_loss():
     assert made.fit(X, LABELS, verbose=0).history.keys() >= {"loss", "first_component"}
 
 
-@pytest.mark.parametrize(
-    "loss", [keras.losses.MeanSquaredError(), keras.losses.CosineSimilarity(), lambda y, x: x[0, 0]]
-)
+@pytest.mark.parametrize("loss", [keras.losses.CosineSimilarity(), lambda y, x: x[0, 0]])
 def test_a_loss_of_two_tensors_of_one_shape_is_refused(loss):
-    with pytest.raises(UserError, match=r"does not go with labels \(B,\).*write a function"):
+    with pytest.raises(UserError, match="does not go with labels"):
         fresh_learner(loss).fit(X, LABELS, verbose=0)
 
 

@@ -1,4 +1,4 @@
-"""The published networks in PyTorch, written from their tables; each returns its stages by name."""
+"""The published networks in PyTorch, written from their tables; each returns its last map."""
 
 import torch
 from torch import nn
@@ -75,13 +75,10 @@ class CaffeGoogLeNet(Named):
         self.loss3_classifier = nn.Linear(1024, 7)
 
     def forward(self, x):
-        out = {}
-        x = out["conv1_relu_7x7"] = self.run("conv1_7x7_s2", x)
-        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        x = out["pool1_norm1"] = lrn(x)
-        x = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
-        x = out["conv2_norm2"] = lrn(x)
-        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = self.run("conv1_7x7_s2", x)
+        x = lrn(functional.max_pool2d(x, 3, 2, ceil_mode=True))
+        x = lrn(self.run("conv2_3x3", self.run("conv2_3x3_reduce", x)))
+        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
         for name, *_ in rows(GOOGLENET):
             p = f"inception_{name}"
             branches = [
@@ -90,11 +87,10 @@ class CaffeGoogLeNet(Named):
                 self.run(f"{p}_5x5", self.run(f"{p}_5x5_reduce", x)),
                 self.run(f"{p}_pool_proj", functional.max_pool2d(x, 3, 1, 1)),
             ]
-            x = out[p] = torch.cat(branches, 1)
+            x = torch.cat(branches, 1)
             if name in ("3b", "4e"):
                 x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-                out[f"pool{int(name[0])}_3x3_s2"] = x
-        return out
+        return x
 
 
 class Basic(nn.Module):
@@ -135,18 +131,17 @@ class TorchvisionGoogLeNet(nn.Module):
         self.fc = nn.Linear(1024, 7)
 
     def forward(self, x):
-        out = {}
-        x = out["conv1_relu_7x7"] = self.conv1(x)
-        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = self.conv1(x)
+        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
         x = self.conv3(self.conv2(x))
-        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
         for name, *_ in rows(GOOGLENET):
-            x = out[f"inception_{name}"] = self.get_submodule(f"inception{name}")(x)
+            x = self.get_submodule(f"inception{name}")(x)
             if name == "3b":
-                x = out["pool3_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+                x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
             if name == "4e":
-                x = out["pool4_2x2_s2"] = functional.max_pool2d(x, 2, 2, ceil_mode=True)
-        return out
+                x = functional.max_pool2d(x, 2, 2, ceil_mode=True)
+        return x
 
 
 class BNInception(Named):
@@ -174,11 +169,10 @@ class BNInception(Named):
         self.last_linear = nn.Linear(1024, 7)
 
     def forward(self, x):
-        out = {}
-        x = out["conv1_relu_7x7"] = self.run("conv1_7x7_s2", x)
-        x = out["pool1_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        x = out["conv2_relu_3x3"] = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
-        x = out["pool2_3x3_s2"] = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = self.run("conv1_7x7_s2", x)
+        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+        x = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
+        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
         for name, a, *_, kind, d in rows(BN_INCEPTION):
             p = f"inception_{name}"
             branches = [self.run(f"{p}_1x1", x)] if a != "-" else []
@@ -194,8 +188,8 @@ class BNInception(Named):
                 average = functional.avg_pool2d(x, 3, 1, 1, ceil_mode=True, count_include_pad=True)
                 pooled = average if kind == "avg" else functional.max_pool2d(x, 3, 1, 1, ceil_mode=True)
                 branches.append(self.run(f"{p}_pool_proj", pooled))
-            x = out[p] = torch.cat(branches, 1)
-        return out
+            x = torch.cat(branches, 1)
+        return x
 
 
 class Bottleneck(nn.Module):
@@ -231,13 +225,11 @@ class ResNet50(nn.Module):
         self.fc = nn.Linear(2048, 7)
 
     def forward(self, x):
-        out = {}
-        x = out["conv1_relu"] = functional.relu(self.bn1(self.conv1(x)))
-        x = out["pool1_pool"] = functional.max_pool2d(x, 3, 2, 1)
+        x = functional.relu(self.bn1(self.conv1(x)))
+        x = functional.max_pool2d(x, 3, 2, 1)
         for stage in range(1, 5):
-            for index, block in enumerate(self.get_submodule(f"layer{stage}"), start=1):
-                x = out[f"conv{stage + 1}_block{index}_out"] = block(x)
-        return out
+            x = self.get_submodule(f"layer{stage}")(x)
+        return x
 
 
 def randomize(network, seed=0, scale=1.0):
