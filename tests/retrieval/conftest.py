@@ -7,8 +7,9 @@ from tests.retrieval.databases import Databases, postgres
 @pytest.fixture(scope="package")
 def databases(tmp_path_factory):
     folder = tmp_path_factory.mktemp("galleries")
-    with postgres() as server:
-        yield Databases(folder, server.get("host", ""))
+    with postgres() as socket, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGHOST", socket)
+        yield Databases(folder, bool(socket))
 
 
 @pytest.fixture(scope="package")

@@ -25,10 +25,10 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def postgres() -> Iterator[dict[str, str]]:
-    """A PostgreSQL server; what `psycopg.connect` takes to reach it. Empty where there is none."""
+def postgres() -> Iterator[str]:
+    """A PostgreSQL server: the folder of its socket. Empty where there is none."""
     if importlib.util.find_spec("pgserver") is None:
-        yield {}
+        yield ""
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,7 +43,7 @@ def postgres() -> Iterator[dict[str, str]]:
             # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds it.
             server = pgserver.get_server(folder, cleanup_mode="stop")
         try:
-            yield {"host": str(folder), "user": "postgres", "dbname": "postgres"}
+            yield str(folder)
         finally:
             server.cleanup()
 
@@ -53,21 +53,20 @@ class Databases:
 
     Args:
         folder: Where their files lie.
-        socket: The folder of the server's socket; empty: there is no server, and tests that need it are skipped.
+        has_server: Whether PGHOST names a server's socket; tests that need one are skipped where it does not.
     """
 
-    def __init__(self, folder, socket):
-        self.folder, self.socket = folder, socket
+    def __init__(self, folder, has_server):
+        self.folder, self.has_server = folder, has_server
 
     def address(self, kind: str, **options: object) -> str:
         """An address that no other call has given."""
         number = next(_numbers)
         query = "&".join(f"{name}={value}" for name, value in options.items())
         if kind == "pgvector":
-            if not self.socket:
+            if not self.has_server:
                 pytest.skip("no pgserver here: it has no wheel for Python 3.13")
-            query = f"socket={self.socket}&table=t{number}" + ("&" + query if query else "")
-            return f"pgvector://postgres@/postgres?{query}"
+            return f"pgvector://postgres@/postgres?table=t{number}" + (f"&{query}" if query else "")
         return f"{kind}://{self.folder}/{kind}{number}" + (f"?{query}" if query else "")
 
     @contextlib.contextmanager
@@ -77,7 +76,7 @@ class Databases:
         with connect(uri) as gallery:
             yield gallery
         if kind == "pgvector":
-            with psycopg.connect(host=self.socket, user="postgres", autocommit=True) as connection:
+            with psycopg.connect(user="postgres", autocommit=True) as connection:
                 connection.execute(f"DROP TABLE IF EXISTS {gallery.address.table}")
         else:
             shutil.rmtree(gallery.address.path, ignore_errors=True)

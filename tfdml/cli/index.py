@@ -1,7 +1,7 @@
 """Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
-  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?effort=100'
+  tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?distance=cosine'
   tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
@@ -11,7 +11,6 @@ The flag --gallery of tfdml search takes the same URI.
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
   distance    euclidean (default), sqeuclidean, cosine or dot, for a new table
-  effort      build an approximate index, and search so much of it; without it the search is exact
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
 
@@ -59,7 +58,6 @@ def index(values: Flags) -> None:
         print(f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, {gallery.distance}: {changes}")
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
-        print("searched by an approximate index" if gallery.address.effort else "searched exactly")
 
 
 COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})

@@ -50,8 +50,6 @@ class Address:
         path: A folder, or the name of a database after a slash.
         table: The table that holds the gallery.
         distance: Of a new gallery; empty for any.
-        effort: How much of the approximate index is searched; 0 for exact search.
-        socket: The folder of a socket of PostgreSQL.
     """
 
     uri: str = dataclasses.field(repr=False)
@@ -59,8 +57,6 @@ class Address:
     path: str
     table: str = "gallery"
     distance: str = ""
-    effort: int = 0
-    socket: str = ""
 
     def __str__(self) -> str:
         return redact(self.uri)
@@ -73,9 +69,9 @@ def parse(uri: str) -> Address:
         UserError: It is none. The message holds no user and no password.
 
     Example:
-        >>> address = parse("lancedb:///data/cars?effort=20")
-        >>> address.path, address.table, address.effort
-        ('/data/cars', 'gallery', 20)
+        >>> address = parse("lancedb:///data/cars?table=vans")
+        >>> address.path, address.table
+        ('/data/cars', 'vans')
     """
     where, scheme = f"`uri={redact(uri)}`", uri.partition("://")[0]
     forms = "lancedb:///folder or pgvector://user:password@host:port/database"
@@ -95,14 +91,11 @@ def parse(uri: str) -> Address:
         raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
     with user_errors(UserError, f"{where}: {REASON}"):
         for name in options:
-            check_choice("option", name, ("table", "distance", "effort", "socket"))
-        if not re.fullmatch("[1-9][0-9]{0,8}", options.get("effort", "1")):
-            raise UserError("effort must be a positive number")
+            check_choice("option", name, ("table", "distance"))
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
         if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
             raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
-    effort = int(options.pop("effort", 0))
-    return Address(uri, parts, urllib.parse.unquote(parts.path), effort=effort, **options)
+    return Address(uri, parts, urllib.parse.unquote(parts.path), **options)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,8 +162,8 @@ class Neighbors:
 class GalleryDatabase(abc.ABC):
     """A table of ids, vectors and texts in a database; a context manager, made by `connect`.
 
-    It has five methods: `upsert`, `delete`, `search`, `rows` and `optimize`. Distances are those of
-    `nearest_neighbors`. For `cosine` the vectors are kept at length 1.
+    It has four methods: `upsert`, `delete`, `search` and `rows`. Distances are those of `nearest_neighbors`. For
+    `cosine` the vectors are kept at length 1.
 
     Args:
         address: Where it is.
@@ -286,12 +279,6 @@ class GalleryDatabase(abc.ABC):
         matrix = np.array(vectors, np.float32).reshape(-1, dimension)
         return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
 
-    def optimize(self) -> None:
-        """Tidy the files, and build an approximate index where the address has an `effort`."""
-        self._existing()
-        with self._user_errors("cannot be indexed"):
-            self._optimize()
-
     def check(self, dimension: int, model: str, what: str) -> None:
         """Raise a `UserError` where there is no table, or it is of another dimension or model than these vectors."""
         about = self._existing()
@@ -349,10 +336,6 @@ class GalleryDatabase(abc.ABC):
         """Return rows: the id, the vector and the texts."""
 
     @abc.abstractmethod
-    def _optimize(self) -> None:
-        """See `optimize`."""
-
-    @abc.abstractmethod
     def close(self) -> None:
         """End the connection."""
 
@@ -360,9 +343,8 @@ class GalleryDatabase(abc.ABC):
 def connect(uri: str) -> GalleryDatabase:
     """Open a gallery where it is: `lancedb:///folder` or `pgvector://user:password@host:port/database`.
 
-    Options follow as `?name=value&name=value`: `table` (`gallery`), `distance` (`euclidean`, for a new gallery) and,
-    for approximate search, `effort`; without it the search is exact, whatever index is there. The first `upsert` makes
-    the table.
+    Options follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for a new gallery). The
+    first `upsert` makes the table.
 
     Args:
         uri: The address.
@@ -412,7 +394,7 @@ def index_embeddings(
     replace: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> IndexCounts:
-    """Write the embeddings that a gallery lacks, and build its index, if its address has an `effort`.
+    """Write the embeddings that a gallery lacks.
 
     Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A row's `source`
     identifies the embeddings by their checksums.
@@ -464,5 +446,4 @@ def index_embeddings(
         columns["source"] = [source] * len(part)
         gallery.upsert([ids[row] for row in part], vectors(part), columns, model=model)
         progress(block.stop, len(rows))
-    gallery.optimize()
     return IndexCounts(len(rows) - len(others), len(others), len(ids) - len(rows))

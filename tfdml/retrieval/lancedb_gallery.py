@@ -12,15 +12,12 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 import lancedb
 import pyarrow as pa
-from lancedb.index import IvfPq
 
 from tfdml.io.files import locked
 from tfdml.retrieval.exact import row_blocks
 from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
 
 _KEY = b"tfdml"
-# So many times k candidates are compared by their whole vectors, of which an index keeps codes.
-_REFINED = 10
 _LISTED_AT_ONCE = 10_000
 
 
@@ -72,8 +69,7 @@ class Gallery(GalleryDatabase):
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
         query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
         query = query.distance_type("dot" if self._by_product else "l2").select(["id", *COLUMNS, "_distance"])
-        effort = self.address.effort
-        query = query.nprobes(effort).refine_factor(_REFINED) if effort else query.bypass_vector_index()
+        query = query.bypass_vector_index()
         if where:
             query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
         answers: list[list[tuple]] = [[] for _ in vectors]
@@ -96,13 +92,6 @@ class Gallery(GalleryDatabase):
             texts = (table[name].to_pylist() for name in ("id", *COLUMNS))
             rows += [(name, vector, *others) for vector, name, *others in zip(vectors, *texts, strict=True)]
         return rows
-
-    def _optimize(self) -> None:
-        with self._writing():
-            self._table.optimize()
-            if self.address.effort:
-                config = IvfPq(distance_type="dot" if self._by_product else "l2")
-                self._table.create_index("vector", config=config)
 
     def close(self) -> None:
         """See `GalleryDatabase.close`."""

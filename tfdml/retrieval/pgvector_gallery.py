@@ -15,7 +15,6 @@ with own_symbols_first():
     from pgvector.psycopg import register_vector
     from psycopg import sql
 
-_MOST_EFFORT = 1000
 _SECONDS = 10
 
 
@@ -23,18 +22,17 @@ class Gallery(GalleryDatabase):
     """A gallery in PostgreSQL.
 
     Args:
-        address: `pgvector://user:password@host:port/database`; with `?socket=/folder` over a socket of this machine. A
-            password may also come from the variable PGPASSWORD or ~/.pgpass.
+        address: `pgvector://user:password@host:port/database`. A password may also come from the variable PGPASSWORD or
+            ~/.pgpass, and the folder of a socket from PGHOST.
     """
 
     _errors = (psycopg.Error, UnicodeEncodeError)
     _connection: Any = None
 
     def _open(self) -> str | bytes | None:
-        self.close()
         parts = self.address.parts
         options: dict[str, Any] = {
-            "host": self.address.socket or parts.hostname,
+            "host": parts.hostname,
             "port": parts.port,
             "user": parts.username and urllib.parse.unquote(parts.username),
             "password": parts.password and urllib.parse.unquote(parts.password),
@@ -50,8 +48,6 @@ class Gallery(GalleryDatabase):
 
     def _run(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
         """Execute a statement, with the gallery's `{table}` and `{columns}`, and other parts by name."""
-        if self._connection.closed:  # the server has restarted
-            self._open()
         columns = sql.SQL(", ").join(map(sql.Identifier, ("id", "vector", *COLUMNS)))
         query = sql.SQL(text).format(table=sql.Identifier(self.address.table), columns=columns, **parts)
         return self._connection.cursor(binary=bool(values)).execute(query, values or None)
@@ -60,9 +56,9 @@ class Gallery(GalleryDatabase):
         return self._run(text, values, **parts).fetchone()[0]
 
     def _set_up(self) -> None:
-        """Set what this session searches by: the index only where the address has an effort."""
+        """Make this session search exactly, whatever index is there."""
         register_vector(self._connection)
-        self._run("SET hnsw.iterative_scan = strict_order" if self.address.effort else "SET enable_indexscan = off")
+        self._run("SET enable_indexscan = off")
 
     def _create(self, about: About) -> None:
         # Who may not create extensions may use one that is there.
@@ -86,7 +82,6 @@ class Gallery(GalleryDatabase):
             sql.SQL(", ").join(sql.Placeholder() * (1 + len(names))),
             sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names),
         )
-        self._run("SELECT 1")  # connects again where the server has restarted
         with self._connection.transaction(), self._connection.cursor() as cursor:
             cursor.executemany(query, list(zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True)))
 
@@ -94,8 +89,6 @@ class Gallery(GalleryDatabase):
         return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
 
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        if self.address.effort:
-            self._run("SET hnsw.ef_search = {effort}", effort=min(max(self.address.effort, k), _MOST_EFFORT))
         texts = sql.SQL(", ").join(map(sql.Identifier, ("id", *COLUMNS)))
         conditions: list[Any] = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in where]
         operator = sql.SQL("<#>" if self._by_product else "<->")
@@ -117,19 +110,6 @@ class Gallery(GalleryDatabase):
         query = "SELECT {columns} FROM {table} WHERE %s::text[] IS NULL OR id = ANY(%s) LIMIT %s"
         rows = self._run(query, (ids, ids, most)).fetchall()
         return [(name, vector.to_numpy(), *texts) for name, vector, *texts in rows]
-
-    def _optimize(self) -> None:
-        if self.address.effort:
-            name = sql.Identifier(f"{self.address.table}_tfdml")
-            # Indexes are built out of this, and fall to disk beyond it.
-            self._run("SET maintenance_work_mem = '1GB'")
-            self._run("DROP INDEX IF EXISTS {name}", name=name)
-            self._run(
-                "CREATE INDEX {name} ON {table} USING hnsw (vector {operators})",
-                name=name,
-                operators=sql.SQL("vector_ip_ops" if self._by_product else "vector_l2_ops"),
-            )
-        self._run("VACUUM ANALYZE {table}")
 
     def close(self) -> None:
         """See `GalleryDatabase.close`."""
