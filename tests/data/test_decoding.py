@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded, png
-from tests.processes import run_python
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, TrainTransform
 from tfdml.data.dataset import find_faults
-from tfdml.data.decoding import FORMATS, decode_image, format_of, is_format
+from tfdml.data.decoding import decode_image
 from tfdml.data.pipeline import decoded_source, readable_views
 from tfdml.errors import UserError
 
@@ -136,56 +135,3 @@ def test_transparency_is_blended_exactly_in_blocks(size):
     color, alpha = pixels[..., :3].astype(np.float64), pixels[..., 3:].astype(np.float64)
     expected = np.floor((color * alpha + 255 * (255 - alpha)) / 255 + 0.5)
     np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(pixels), "PNG")), expected)
-
-
-# Prints by how many bytes the process grows at most while images of 33.6 million pixels are decoded.
-_PEAK = """
-import resource, struct, sys, zlib
-import tensorflow as tf
-from tfdml.data import EvaluationTransform
-from tfdml.data.decoding import _LARGE, decode_image
-from tfdml.export.saved_model import RequestPreprocessor
-
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-def png(side):  # row by row, so that making it takes no memory
-    row, stream = b"\\0" + bytes([10, 20, 30, 127]) * side, zlib.compressobj(1)
-    data = b"".join([stream.compress(row) for _ in range(side)]) + stream.flush()
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 6, 0, 0, 0))
-    return b"\\x89PNG\\r\\n\\x1a\\n" + header + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-
-view = EvaluationTransform(32, 28, "pad")
-def peak():
-    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-def pipeline(images):
-    make = lambda data: view(decode_image(data))
-    return list(tf.data.Dataset.from_tensor_slices(images).map(make, num_parallel_calls=4))
-def exported(images):
-    return RequestPreprocessor(view).all_or_error(tf.constant(images), "image_bytes")
-way = {"pipeline": pipeline, "exported": tf.function(exported, autograph=False)}[sys.argv[1]]
-large = png(int(_LARGE**0.5) + 8)
-way([png(300)] * 4)
-before = peak()
-way([large] * 4)
-print((peak() - before) / (_LARGE**0.5 + 8) ** 2)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["pipeline", "exported"])
-def test_large_transparent_images_take_ten_bytes_a_pixel_one_at_a_time(way):
-    # One that is resized, of three bytes, may still be there.
-    assert 4 < float(run_python("-c", _PEAK, way).stdout) < 15
-
-
-FILES = {form: encoded(Image.new("RGB", (3, 2)), form) for form in ("JPEG", "PNG", "WebP", "GIF", "TIFF")}
-NO_IMAGES = {"wave": b"RIFF\x24\0\0\0WAVEfmt ", "cut off": b"RIFF\x24\0", "start of a JPEG": b"\xff\xd8", "empty": b""}
-
-
-@pytest.mark.parametrize("name", [*FILES, *NO_IMAGES])
-def test_the_format_of_a_file(name):
-    data = (FILES | NO_IMAGES)[name]
-    formats = [form for form in FORMATS if form.name == name]
-    assert [form for form in FORMATS if form.matches(data[:16])] == formats
-    assert format_of(data[:16]) == (formats[0] if formats else None)
-    assert [form for form in FORMATS if is_format(tf.constant(data), form)] == formats

