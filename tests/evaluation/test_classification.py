@@ -96,7 +96,7 @@ def test_a_threshold_from_unknown_queries_keeps_to_their_share():
         accepted = classifier.classify(unknown).labels != -1
         assert accepted.mean() == 0.1
         assert classifier.classify(unknown).distances[~accepted].min() > threshold
-    with pytest.raises(UserError, match="needs at least 1,000 queries"):
+    with pytest.raises(UserError, match="1,000 queries"):
         classifier.fit_threshold(unknown, fpir=0.001)
 
 
@@ -133,25 +133,33 @@ def test_open_set_measures_equal_a_walk_through_all_thresholds(ties):
     assert 0.3 < measures["accuracy"] < 1
 
 
-def test_what_makes_no_sense_is_refused():
-    for act, message in (
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
         (lambda: KNNClassifier([[0.0]], [1]).add([[0.0, 1.0]], [2]), "dimension"),
         (lambda: KNNClassifier([[0.0]], [1], threshold=np.nan), "threshold"),
-        (lambda: KNNClassifier([[0.0]], [1], distance="dot", weights="distance"), "negative products"),
-        (lambda: KNNClassifier([[0.0]], [1]).add([[0.0]], ["b"]), "labels are of type"),
-        (lambda: evaluate_classification(KNNClassifier([[0.0]], [1]), [[0.0]], [2]), "no query is of a class"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            act()
+        (lambda: KNNClassifier([[0.0]], [1], distance="dot", weights="distance"), "negative"),
+        (lambda: KNNClassifier([[0.0]], [1]).add([[0.0]], ["b"]), "labels"),
+        (lambda: evaluate_classification(KNNClassifier([[0.0]], [1]), [[0.0]], [2]), "no query"),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.01), "at least 100 queries"),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "two classes"),
+        (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "copy"),
+        (lambda: identification_rates([[0.0], [1.0]], [1, 2], np.nan), "threshold"),
+        (lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]), "labels"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
 
 
 def test_a_calibration_goes_with_its_distance_and_with_images():
     images = blobs(0, range(9), 6)
     gallery = np.ones((60, 6))
     calibration = calibrate(*images, fpir=0.05)
-    with pytest.raises(UserError, match="threshold is of distance='euclidean', the search of 'cosine'"):
+    with pytest.raises(UserError, match="euclidean"):
         KNNClassifier(gallery, np.arange(60), distance="cosine", threshold=calibration)
-    with pytest.raises(UserError, match=r"far=0\.05 is a rate of pairs of images, not of searches"):
+    with pytest.raises(UserError, match="pairs"):
         KNNClassifier(gallery, np.arange(60), threshold=calibrate(*images, far=0.05))
     with pytest.raises(UserError, match="use fit_threshold"):
         CentroidClassifier(gallery, np.arange(60), threshold=calibration)
@@ -212,22 +220,6 @@ def test_rates_are_those_of_searches_by_hand(distance, within):
         assert rate.low <= rate.mean <= rate.high
 
 
-@pytest.mark.slow
-def test_the_interval_holds_the_rate_of_other_unknown_classes():
-    held = {"fpir": 0, "tpir": 0}
-    for seed in range(100):
-        x, labels = images(seed, 80, 8, dim=6)
-        half = labels < 40
-        calibration = calibrate(x[half], labels[half], fpir=0.05)
-        sides = {"gallery": x[half], "gallery_labels": labels[half]}
-        rates = identification_rates(x[~half], labels[~half], calibration.threshold, **sides)
-        rates["tpir"] = identification_rates(x[~half], labels[~half], calibration.threshold)["tpir"]
-        for name in held:
-            held[name] += calibration.rates[name].low <= rates[name].mean <= calibration.rates[name].high
-    # Of 100 with 95 %, fewer than 88 come once in 300 times; the seeds are fixed.
-    assert min(held.values()) >= 88, held
-
-
 def test_a_distance_at_the_threshold_is_accepted():
     x, labels = [[0.0], [1.0], [5.0], [7.0]], [0, 0, 1, 1]
     fpirs = [identification_rates(x, labels, threshold)["fpir"].mean for threshold in (3.9, 4.0, 5.0, 6.0)]
@@ -246,18 +238,3 @@ def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one
     assert mutual > 0
     expected = np.sqrt((np.square(left).sum() + mutual) * 14 / 13) / len(x)
     assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("act", "says"),
-    [
-        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.01), "needs at least 100 queries of unknown"),
-        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "a gallery of at least two classes"),
-        (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "4 of 4 queries have a copy in another class"),
-        (lambda: identification_rates([[0.0], [1.0]], [1, 2], np.nan), "threshold"),
-        (lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]), "labels are of type"),
-    ],
-)
-def test_rates_of_searches_that_make_no_sense_are_refused(act, says):
-    with pytest.raises(ValueError, match=says):
-        act()

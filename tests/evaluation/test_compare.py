@@ -42,20 +42,16 @@ def test_with_roles_the_queries_alone_count():
     assert set(one.ids) < set(other.ids)
 
 
-def test_why_queries_are_not_the_same():
+def test_other_queries_classes_or_images_are_not_compared():
     one = QueryValues.of(pages.made(LABELS), values())
     white = pages.made(LABELS, pixels=np.full((12, 20, 30, 3), 255, np.uint8))
-    searched = "queries of the same names, of other images or searched among others"
-    relabeled = QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values())
-    for other, reason in (
-        (QueryValues.of(pages.made(LABELS[:8]), values(8)), "other queries, or in another order"),
-        (dataclasses.replace(one, ids=one.ids[::-1]), "other queries, or in another order"),
-        (relabeled, "the same queries with other classes"),
-        (dataclasses.replace(one, images="sha256:0"), searched),
-        (QueryValues.of(white, values()), searched),
+    for other in (
+        QueryValues.of(pages.made(LABELS[:8]), values(8)),
+        dataclasses.replace(one, ids=one.ids[::-1]),
+        QueryValues.of(pages.made(np.where(LABELS == 4, 5, LABELS)), values()),
+        QueryValues.of(white, values()),
     ):
-        assert one.difference_to(other) == reason
-        with pytest.raises(UserError, match=f"their queries are not the same: {reason}"):
+        with pytest.raises(UserError, match="not the same"):
             compare_queries([one], [other])
 
 

@@ -2,8 +2,6 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -80,30 +78,3 @@ def test_all_that_applies_is_there_under_its_name_and_no_more():
         evaluate_divergence(*train, np.eye(4), [0, 1, 2, 3])
     with pytest.raises(UserError, match="labeled must be"):
         evaluate_divergence(*train, *test, labeled=1.0)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 12), min_size=1, max_size=8), labeled=st.floats(0.01, 0.99), seed=st.integers(0, 99)
-)
-def test_each_class_is_split_by_its_share(counts, labeled, seed):
-    rng = np.random.default_rng(seed)
-    classes = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-    mask = generalization._split(classes, labeled, rng)
-    for c, count in enumerate(counts):
-        chosen = mask[classes == c].sum()
-        if count == 1:
-            assert chosen == 1
-        else:
-            assert 1 <= chosen <= count - 1
-            assert abs(chosen - labeled * count) <= 0.5 + 1e-9 or chosen in (1, count - 1)
-
-
-def test_ends_of_the_scales():
-    apart = evaluate_divergence(*groups(4, 6, 8, 0.01), *groups(5, 6, 8, 0.01, shift=50))
-    assert (apart["lambda"], apart["h_divergence"], apart["proxy_a_distance"]) == (0, 1, 2)
-    rng = np.random.default_rng(6)
-    noise, labels = rng.normal(size=(1500, 3)), np.arange(1500) % 50
-    chance = evaluate_divergence(noise, labels, rng.normal(size=(500, 3)), labels[:500])
-    assert chance["h_divergence"] == pytest.approx(0.5, abs=0.03)
-    assert chance["lambda"] > 1.8

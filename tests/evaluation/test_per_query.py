@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from sklearn import metrics as sk
 
 from tests.evaluation.rankings import ranked_hits
 from tfdml.errors import UserError
 from tfdml.evaluation import Relevance, retrieval, retrieval_per_query
-from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import nearest_neighbors
 
 
@@ -21,22 +19,6 @@ def hits_of(points, labels, query):
     """Whether the nearest, the second nearest ... of the others shares the query's class, in float64."""
     same = lambda query, row: labels[row] == labels[query]  # noqa: E731
     return ranked_hits(points, query, points, same, lambda row: row == query)
-
-
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_full_ranking_agrees_with_scikit_learn(distance):
-    """Its average precision of the same scores, where none are tied."""
-    points, labels = made(classes=4, per_class=30)
-    found = retrieval_per_query(points, labels, metrics=["map"], distance=distance, memory_budget=10_000)["map"]
-    for query in range(0, len(labels), 5):
-        others = np.arange(len(labels)) != query
-        if distance in ("dot", "cosine"):
-            lengths = 1 if distance == "dot" else np.linalg.norm(points, axis=1) * np.linalg.norm(points[query])
-            scores = points @ points[query] / lengths
-        else:
-            scores = -((points - points[query]) ** 2).sum(axis=1)
-        expected = sk.average_precision_score((labels == labels[query])[others], scores[others])
-        assert found[query] == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("counted", [0, 64])

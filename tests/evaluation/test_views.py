@@ -72,15 +72,12 @@ def test_images_of_one_text_are_drawn_together():
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 1, 1], [1, 1, 1]), "every text is right for every image"),
-        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 2, 3], [1, 2, []]), "text_labels must be 3 labels, or seq"),
-        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 2, 3], [4, 5, 6]), "gallery have no class in common"),
-        (lambda: class_embeddings(np.eye, ["cat", " "], ["a {}"]), "none of them empty"),
-        (lambda: class_embeddings(np.eye, ["cat"], ["a cat"]), "needs {} in the place"),
-        (
-            lambda: evaluate_zero_shot(np.eye(2), [0, 2], np.eye(2)),
-            "labels must be rows of `classes`, 0 to 1; got",
-        ),
+        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 1, 1], [1, 1, 1]), "every text"),
+        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 2, 3], [1, 2, []]), "text_labels"),
+        (lambda: evaluate_views(np.eye(3), np.eye(3), [1, 2, 3], [4, 5, 6]), "no class in common"),
+        (lambda: class_embeddings(np.eye, ["cat", " "], ["a {}"]), "empty"),
+        (lambda: class_embeddings(np.eye, ["cat"], ["a cat"]), "{}"),
+        (lambda: evaluate_zero_shot(np.eye(2), [0, 2], np.eye(2)), "labels"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(act, message):

@@ -76,18 +76,6 @@ def made(labels, name="toys", names=None, pixels=None, **fields):
     return ImageDataset(name, "test", images, labels, names, **fields)
 
 
-def pictures_read(monkeypatch):
-    """The names of the images of which pictures are read from now on, as numbers."""
-    read, picture = set(), ArrayImages.picture
-
-    def record(self, index):
-        read.add(int(self.name(index).split(".")[0]))
-        return picture(self, index)
-
-    monkeypatch.setattr(ArrayImages, "picture", record)
-    return read
-
-
 def check_page(text):
     """What holds of every page: nothing is loaded, no script is there, and it can be read aloud."""
     page = Page(text)

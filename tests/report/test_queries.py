@@ -6,7 +6,7 @@ from sklearn.metrics import confusion_matrix
 
 from tests.report.pages import embedded
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report.queries import choose_examples, confusions, rank_queries, spread_over_classes
+from tfdml.report.queries import confusions, rank_queries
 
 
 def slow(queries, labels, gallery=None, gallery_labels=None):
@@ -43,24 +43,6 @@ def test_one_search_against_rankings_one_by_one(count, classes, separate, seed, 
         np.testing.assert_allclose(found.recall(), expected)
     else:
         assert len(found.recall()) == 0
-
-
-def test_worst_and_best_are_what_they_say():
-    embeddings, labels = embedded(3, classes=20)
-    ranked = rank_queries(embeddings, labels)
-    chosen = choose_examples(ranked, labels, 10)
-    assert {kind: len(queries) for kind, queries in chosen.items()} == {"random": 4, "worst": 3, "best": 3}
-    right = {kind: ranked.hits[queries, :8].sum(axis=1) for kind, queries in chosen.items()}
-    assert max(right["worst"]) < min(right["best"])
-    everything = [query for queries in chosen.values() for query in queries]
-    assert len(set(everything)) == 10
-    for kind in ("worst", "best"):
-        assert len(set(labels[chosen[kind]])) == 3
-    for query in everything:
-        assert query not in ranked.rows[query]
-        np.testing.assert_array_equal(ranked.hits[query, :8], labels[ranked.rows[query]] == labels[query])
-    # Each class comes once before any comes twice.
-    assert spread_over_classes([5, 4, 0, 1, 2], np.array([1, 1, 2, 3, 3, 3])) == [5, 0, 2, 4, 1]
 
 
 def test_confusions_are_those_of_the_nearest_image():

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from tests.retrieval import references
 from tests.retrieval.references import unit
 from tfdml.errors import UserError
-from tfdml.evaluation import evaluate_retrieval, retrieval_per_query
 from tfdml.retrieval import (
     expand_queries,
     fit_whitening,
@@ -109,31 +108,6 @@ def test_reranking_degenerate_galleries():
     assert k_reciprocal_neighbors(np.eye(2)[:1], np.eye(2)[1:], k=3)[0].tolist() == [[0]]
     assert np.isfinite(k_reciprocal_neighbors(np.zeros((5, 2)), k=4, k1=2, k2=2)[1]).all()
     assert encode(np.eye(4, dtype=np.float32), 1, 1).codes.shape == (4, 4)
-
-
-def test_whitened_expanded_and_reranked_searches_are_measured():
-    """By the lines of the page: each metric is that of a ranking written out."""
-    points, labels = made(60, seed=6), np.arange(60) % 5
-    whitened = fit_whitening(made(80, seed=7), 4, power=0.5)(points)
-    expanded = expand_queries(whitened, k=5)
-    measured = evaluate_retrieval(
-        expanded, labels, whitened, labels, ks=[1], own_rows=np.arange(60), metrics=["recall"]
-    )
-    cosines = expanded @ whitened.T
-    np.fill_diagonal(cosines, -2)
-    assert measured["recall@1"] == pytest.approx((labels[cosines.argmax(axis=1)] == labels).mean())
-    rows, _ = k_reciprocal_neighbors(whitened, k=11, k1=5, k2=2, top=25)
-    values = retrieval_per_query(whitened, labels, metrics=["recall@1", "r_precision"], neighbors=rows)
-    np.testing.assert_array_equal(values["recall@1"], labels[rows[:, 0]] == labels)
-    np.testing.assert_allclose(values["r_precision"], (labels[rows] == labels[:, None]).mean(axis=1))
-    apart, _ = k_reciprocal_neighbors(expanded[:20], whitened[20:], k=1, k1=5, k2=2)
-    sides = expanded[:20], labels[:20], whitened[20:], labels[20:]
-    values = retrieval_per_query(*sides, metrics=["recall@1"], neighbors=apart)
-    np.testing.assert_array_equal(values["recall@1"], labels[20:][apart[:, 0]] == labels[:20])
-    # All-to-all, expanded queries and the gallery apart find themselves.
-    rows, _ = k_reciprocal_neighbors(expanded, whitened, k=11)
-    with pytest.raises(UserError, match="the query itself"):
-        retrieval_per_query(expanded, labels, whitened, labels, own_rows=np.arange(60), ks=[1], neighbors=rows)
 
 
 def whitened_by_hand(train, rows, dim, power, shrinkage):
