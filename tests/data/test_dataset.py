@@ -81,10 +81,7 @@ GOOD |= {
 
 BAD = {
     "empty": (b"", "empty file"),
-    "jpeg_half": (GOOD["jpeg"][: len(GOOD["jpeg"]) // 2], "truncated JPEG"),
     "jpeg_no_end": (GOOD["jpeg"][:-2], "truncated JPEG"),
-    "jpeg_header_only": (GOOD["jpeg"][:100], "truncated JPEG"),
-    "png_half": (GOOD["png"][: len(GOOD["png"]) // 2], "truncated PNG"),
     "png_no_end": (GOOD["png"][:-12], "truncated PNG"),
     "webp_short": (GOOD["webp"][:-10], "truncated WebP"),
     "text": (b"hello, I am no image\n", "not a JPEG, PNG or WebP image: it begins with b'hello, I am"),

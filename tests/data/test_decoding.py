@@ -95,14 +95,6 @@ def test_png_of_16_bits():
     assert decode(png(2, 1, 16, 4, b"\0" + gray_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [132, 200]
 
 
-def test_unsupported_kinds_say_so():
-    with pytest.raises(tf.errors.InvalidArgumentError, match="not a JPEG, PNG or WebP image"):
-        decode(b"<!doctype html>")
-    animated = encoded(COLOR, "WEBP", save_all=True, append_images=[ImageOps.mirror(COLOR)])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="animated WebP is not supported"):
-        decode(animated)
-
-
 @given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8))
 @settings(max_examples=80, deadline=None)
 def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):

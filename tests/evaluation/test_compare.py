@@ -34,14 +34,6 @@ def test_what_is_written_is_read(tmp_path):
         QueryValues.read(tmp_path / "queries.npz")
 
 
-def test_with_roles_the_queries_alone_count():
-    asked = np.arange(12) % 3 == 0
-    one = QueryValues.of(pages.made(LABELS, is_query=asked), values(4))
-    assert one.labels.tolist() == LABELS[asked].tolist()
-    other = QueryValues.of(pages.made(LABELS), values())
-    assert set(one.ids) < set(other.ids)
-
-
 def test_other_queries_classes_or_images_are_not_compared():
     one = QueryValues.of(pages.made(LABELS), values())
     white = pages.made(LABELS, pixels=np.full((12, 20, 30, 3), 255, np.uint8))

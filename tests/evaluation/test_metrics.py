@@ -43,12 +43,6 @@ def test_metrics_of_a_user_are_measured_as_ours():
     np.testing.assert_array_equal(values["hits@3"], values["precision@3"])
 
 
-def test_names_are_in_the_order_of_the_table_and_of_k():
-    asked = ["f1", "map@3", "recall", "map", "recall@12", "map@r", "recall@3"]
-    names = ["recall@1", "recall@3", "recall@4", "recall@12", "map@3", "map@r", "map", "f1"]
-    assert metric_names(asked, ks=(4, 1)) == names
-
-
 @pytest.mark.parametrize(
     ("act", "says"),
     [

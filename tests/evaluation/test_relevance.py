@@ -154,17 +154,6 @@ def test_a_part_of_a_data_set_keeps_its_protocol():
     assert (part["recall@1"], part["queries_without_match"]) == (1, 2)
 
 
-def test_without_classes_intervals_are_over_queries():
-    points = made(8)[0]
-    relevance = Relevance.lists([[(query + 1) % 60] for query in range(60)])
-    found = evaluate_retrieval(points, relevance=relevance, intervals="queries")
-    assert found["intervals"]["recall@1"].mean == found["recall@1"]
-    assert "nmi" not in found
-    for arguments, message in (({"metrics": ["nmi"]}, "nmi needs classes"), ({"intervals": "classes"}, "no classes")):
-        with pytest.raises(UserError, match=message):
-            evaluate_retrieval(points, relevance=relevance, **arguments)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -49,22 +49,6 @@ def check_counts(histogram, distances, same, slack):
         assert (of_kind <= histogram.edges[places + 1] + slack(of_kind)).all()
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("tile", [7, 1024])
-@pytest.mark.parametrize("bins", [50, None])
-def test_every_pair_is_counted_in_its_bin(distance, tile, bins, monkeypatch):
-    monkeypatch.setattr(module, "_TILE", tile)
-    rng = np.random.default_rng(0)
-    embeddings, labels = rng.normal(2, 1, size=(60, 5)).astype(np.float32), rng.integers(0, 9, 60) * 10**12
-    histogram = AllPairs(embeddings, labels, distance).histogram
-    histogram = histogram.rebinned(bins) if bins else histogram
-    distances, same = all_pairs(embeddings, labels, distance)
-    largest = np.abs(distances).max()
-    check_counts(histogram, distances, same, lambda x: 1e-5 * largest)
-    assert histogram.mean_positive == pytest.approx(distances[same].mean(), rel=1e-5)
-    assert histogram.mean_negative == pytest.approx(distances[~same].mean(), rel=1e-5)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 2)), min_size=3, max_size=40),

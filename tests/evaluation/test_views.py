@@ -56,19 +56,6 @@ def test_chance_is_what_random_embeddings_reach():
             assert abs(np.mean(values) - drawn[0][name]["chance"][metric]) < 4 * error
 
 
-def test_images_of_one_text_are_drawn_together():
-    """One text a class: the interval of either direction is over the texts, whatever the numbers of images."""
-    rng = np.random.default_rng(0)
-    labels = np.repeat(np.arange(12), rng.integers(1, 9, 12))
-    images, texts = rng.normal(size=(len(labels), 3)), rng.normal(size=(12, 3))
-    result = evaluate_views(images, texts, labels, np.arange(12), ks=[1], distance="dot")
-    hits = (np.argmax(images @ texts.T, axis=1) == labels).astype(float)
-    expected = confidence_intervals({"recall@1": hits}, labels, over="classes")["recall@1"]
-    assert result["image_to_text"]["intervals"]["recall@1"] == pytest.approx(expected)
-    over_texts = evaluate_views(images, texts, labels, np.arange(12), ks=[1], distance="dot", intervals="queries")
-    assert result["text_to_image"]["intervals"] == over_texts["text_to_image"]["intervals"]
-
-
 @pytest.mark.parametrize(
     ("act", "message"),
     [

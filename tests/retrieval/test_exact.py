@@ -46,17 +46,6 @@ def test_matches_a_slow_reference(distance, with_gallery):
     np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-def test_large_gallery_takes_the_grouped_path(distance):
-    """Groups of columns are searched by their maxima only where the gallery is much larger than k."""
-    rng = np.random.default_rng(1)
-    gallery = rng.normal(size=(3001, 8)).astype(np.float32)
-    indices, distances = nearest_neighbors(gallery[:5], gallery, k=6, distance=distance, own_rows=np.arange(5))
-    expected = reference(gallery[:5], gallery, 6, distance, np.arange(5))
-    np.testing.assert_array_equal(indices, expected[0])
-    np.testing.assert_allclose(distances, expected[1], rtol=1e-5, atol=1e-6)
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     points=hnp.arrays(np.float32, st.tuples(st.integers(2, 30), st.integers(1, 3)), elements=st.integers(-3, 3)),

@@ -1,9 +1,8 @@
-"""Embeddings into a gallery: resuming, and what the command prints."""
+"""Embeddings into a gallery: resuming, replacing, first dimensions."""
 
 import numpy as np
 import pytest
 
-from tests.cli import commands
 from tests.embeddings.folders import write_folder
 from tests.retrieval.databases import KINDS
 from tfdml.embeddings.files import ImageTable, read_embeddings
@@ -28,7 +27,6 @@ def folders(tmp_path_factory):
     return {
         "cars": written(folder / "cars", ["train"] * 20 + ["test"] * 60),
         "again": written(folder / "again", ["train"] * 20 + ["test"] * 60, seed=1),
-        "shop": written(folder / "shop", (["query"] * 2 + ["gallery"] * 3) * 12),
         "wide": written(folder / "wide", ["test"] * 10, dim=7),
     }
 
@@ -89,21 +87,6 @@ def test_rows_of_other_embeddings_are_replaced_where_that_is_said(kind, folders,
         assert index_embeddings(gallery, read_embeddings(tmp_path / "a.npz")).added == 3
         with pytest.raises(UserError, match=r"holds 3 ids of .*b\.npz"):
             index_embeddings(gallery, read_embeddings(tmp_path / "b.npz"))
-
-
-def test_the_command(folders, databases, tmp_path):
-    """tfdml index, with the database that needs nothing and the one that has passwords."""
-    lance, shop = f"lancedb://{tmp_path}/galleries?table=cars", databases.address("pgvector", distance="cosine")
-    secret, cars = shop.replace("postgres@", "postgres:s3cret@"), f"--embeddings={folders['cars']}"
-    for expected, *flags, says in (
-        (0, cars, f"--to={lance}", "80 added, 0 replaced, 0 there already"),
-        (2, f"--embeddings={folders['again']}", f"--to={lance}", "--replace"),
-        (0, f"--embeddings={folders['shop']}", f"--to={secret}", "60 embeddings of 6 dimensions in pgvector:///"),
-        (2, cars, "--to=pgvector://me:s3cret@127.0.0.1:1/db", "cannot be opened"),
-    ):
-        status, output, error = commands.run("index", *flags)
-        assert (status, says in output + error) == (expected, True), error
-        assert "s3cret" not in output + error
 
 
 def test_the_first_dimensions_are_another_source_of_length_one(folders, databases, tmp_path):

@@ -172,21 +172,19 @@ def test_roles_follow_the_images(tmp_path):
     queries, gallery = (catalog.load("inshop", shop, split, check_counts=False) for split in ("query", "gallery"))
     assert (queries.labels.tolist(), gallery.labels.tolist()) == ([7, 80], [80, 7])
     assert (queries.split, gallery.split, queries.is_query) == ("query", "gallery", None)
-    with pytest.raises(UserError, match="the test split has no query image"):
-        _ = test.take([1, 2]).queries
-    with pytest.raises(UserError, match="glyphs: the test split is not divided into queries and a gallery"):
+    with pytest.raises(UserError, match="not divided"):
         catalog.load("glyphs", split="query", images_per_class=1, size=16)
 
 
 def test_counts_of_every_part_are_checked(tmp_path, monkeypatch):
     shop = _write_shop(tmp_path)
-    with pytest.raises(UserError, match=r"expected 25,882 train images in \S*list_eval_partition\.txt, found 2"):
+    with pytest.raises(UserError, match="expected 25,882 train images"):
         read_inshop(shop)
     for part, number in (("query", "14,218"), ("gallery", "12,612")):
-        with pytest.raises(UserError, match=rf"expected {number} {part} images .*, found 2; .*check_counts=False"):
+        with pytest.raises(UserError, match=f"expected {number} {part} images"):
             read_inshop(shop, "test")
         monkeypatch.setitem(official_archives.NUM_IMAGES["inshop"], part, 2)
-        with pytest.raises(UserError, match=rf"expected 3,985 {part} classes .*, found 2"):
+        with pytest.raises(UserError, match=f"expected 3,985 {part} classes"):
             read_inshop(shop, "test")
         monkeypatch.setitem(official_archives.NUM_CLASSES["inshop"], part, 2)
     assert len(read_inshop(shop, "test")) == 4
