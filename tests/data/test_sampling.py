@@ -280,6 +280,7 @@ def test_array_batches_are_those_of_the_sampler():
             np.testing.assert_array_equal(labels, y[rows])
         batches.on_epoch_end()
     batches.on_epoch_begin(7)  # as a callback of `fit`
+    batches.on_epoch_end(7)
     batches.on_train_end()
     assert batches.epoch == 8
     with pytest.raises(UserError, match="`x` has 12 images and `y` has 11 labels"):

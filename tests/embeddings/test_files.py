@@ -235,7 +235,7 @@ def test_splits_in_any_order_have_their_rows():
         assert part.embeddings[:, 0].tolist() == part.labels.tolist() == rows
         assert part.names == tuple("abcde"[row] for row in rows)
         assert part.is_query is is_query or part.is_query.tolist() == is_query
-    refused(lambda: StoredEmbeddings(("a",), [0], roles[:1], source="x").split("train"), "no train images")
+    refused(lambda: part.split("train"), "no train images")
 
 
 def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path):
@@ -276,6 +276,10 @@ def npy(header):
 
 
 def test_damaged_and_missing_files_are_refused(tmp_path):
+    refused(lambda: read_embeddings(tmp_path / "nowhere"), "no embeddings at")
+    refused(lambda: read_embeddings(tmp_path), "holds no finished embeddings")
+    assert not holds_embeddings(tmp_path)
+    assert holds_embeddings(tmp_path / "vectors.npz")
     lies = [
         npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000)}"),
         npy("{'descr': '|O', 'fortran_order': False, 'shape': (6, 3)}"),
@@ -294,10 +298,6 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
         for data in (*damaged, b"", b"text"):
             path.write_bytes(data)
             refused(lambda path=path: read_embeddings(path), r"cannot be read|must be numbers")
-    refused(lambda: read_embeddings(tmp_path / "nowhere"), "no embeddings at")
-    refused(lambda: read_embeddings(tmp_path), "holds no finished embeddings")
-    assert not holds_embeddings(tmp_path)
-    assert holds_embeddings(tmp_path / "vectors.npz")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_tiny_and_huge_embeddings(scale, distance):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"queries": np.zeros((0, 4)), "k": 1}, "0"),
+        ({"queries": np.zeros((0, 4)), "k": 1}, "neither"),
         ({"queries": np.zeros((3, 4)), "k": 3}, "k must"),
         ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 3)), "k": 1}, "dimensions"),
         ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0, 1, 5]}, "own_rows"),
