@@ -76,5 +76,3 @@ def test_all_that_applies_is_there_under_its_name_and_no_more():
     assert evaluate_generalization(np.eye(4), [0, 0, 0, 0]) == {}
     with pytest.raises(UserError, match="unseen classes: none has two images"):
         evaluate_divergence(*train, np.eye(4), [0, 1, 2, 3])
-    with pytest.raises(UserError, match="labeled must be"):
-        evaluate_divergence(*train, *test, labeled=1.0)

@@ -180,9 +180,6 @@ def test_without_held_out_classes_half_of_them_calibrate():
     assert values["halved"]
     assert values["threshold"] == calibration.threshold
     assert values["rates"]["precision"] == rates.precision
-    few, few_labels = embedded(classes=3, per_class=3)
-    values = thresholds(few, made(few_labels), "cosine")
-    assert values["threshold"] == values["measured"].eer_threshold
 
 
 def test_the_map_keeps_groups_together_and_is_repeatable():
