@@ -8,7 +8,6 @@
 
 `curves`, `rates` and `offsets` of benchmarks/results/study.json are earlier runs, on held-out classes.
 Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
-`points`, `interval` and `write_results` are also those of `benchmarks.defaults`.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ def quadrants_of(backbone, size, weights):
     return EvaluationTransform.of(embedder), quadrants
 
 
-def store(path, splits, view, array_of=np.asarray):
+def store(path, splits, view, array_of):
     """Write the arrays and labels of `train` and of `test`, unless they are there.
 
     Args:
@@ -224,7 +223,7 @@ def calibrated(learner, maps):
     return learner
 
 
-def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 5), view=None):
+def courses(maps, row, trials, seeds, checkpoints):
     """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
 
     Args:
@@ -233,14 +232,11 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
         trials: Its parameters, which differ in their weight alone.
         seeds: Of the first weights and the batches.
         checkpoints: After how many updates it is measured, ascending; the last is the length.
-        first: Returns the learner of maps, a row, parameters and a seed.
-        batch: The classes of a batch, and the images of each.
-        view: A `TrainTransform`, by which each step sees images; None for maps.
     """
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
     x, y = tf.constant(train), tf.constant(labels, "int32")
-    learner = calibrated(first(maps, row, trials[0], seeds[0]), maps)
+    learner = calibrated(learner_of(maps, row, trials[0], seeds[0]), maps)
     weight = tf.Variable(1.0)
     for objective in learner.objectives:
         if objective.name == row.term:
@@ -250,10 +246,8 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
 
     @tf.function(autograph=False)
     def updates(batches):
-        def update(batch):
-            rows, draws = batch
-            images = tf.gather(x, rows)
-            logs = learner.train_step((view.batch(images, draws) if view else images, tf.gather(y, rows)))
+        def update(rows):
+            logs = learner.train_step((tf.gather(x, rows), tf.gather(y, rows)))
             return tf.stack([tf.cast(logs[key], "float32") for key in keys])
 
         return tf.map_fn(update, batches, fn_output_signature=tf.float32)[-1]
@@ -261,20 +255,19 @@ def courses(maps, row, trials, seeds, checkpoints, first=learner_of, batch=(10, 
     for parameters, seed in itertools.product(trials, seeds):
         # The graph of the step serves all: each begins from the weights of a learner of its own.
         weight.assign(parameters.get("weight", 1.0))
-        fresh = calibrated(first(maps, row, parameters, seed), maps)
+        fresh = calibrated(learner_of(maps, row, parameters, seed), maps)
         for variable, other in zip(learner.variables, fresh.variables, strict=True):
             variable.assign(other)
         for variable, value in zip(learner.optimizer.variables, state, strict=True):
             variable.assign(value)
-        sampler = ClassBalancedSampler(labels, *batch, seed=seed)
+        sampler = ClassBalancedSampler(labels, 10, 5, seed=seed)
         course, done = {}, 0
         for until in checkpoints:
             learner.reset_metrics()
             for start in range(done, until, 125):
                 steps = range(start, min(start + 125, until))
                 rows = np.stack([sampler.batch(step) for step in steps])
-                draws = [view.draw(seed, step, rows.shape[1]) if view else () for step in steps]
-                logs = dict(zip(keys, updates((rows, np.array(draws, "float32"))).numpy(), strict=True))
+                logs = dict(zip(keys, updates(rows).numpy(), strict=True))
             done = until
             vectors = learner.embedder.predict(measured, batch_size=2000, verbose=0)
             # A run that diverges has nothing.
@@ -306,7 +299,7 @@ def run(arguments, results):
             train_missing(results, arguments.results, (part, dataset, name), maps, ROWS[name], *runs)
 
 
-def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints, **options):
+def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
     """Train the runs that are not among the results, print each, and write it when it has joined them.
 
     Args:
@@ -315,7 +308,6 @@ def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints, *
         place: The part, the data set and the name of the row.
         wanted: The parameters, each with all seeds.
         maps, row, seeds, checkpoints: As of `courses`.
-        **options: The others of `courses`.
     """
     entries = results.setdefault(place[0], {}).setdefault(place[1], {}).setdefault(place[2], [])
     groups = {}
@@ -327,7 +319,7 @@ def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints, *
         seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
         left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
         start = time.process_time()
-        for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints, **options) if left else ():
+        for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints) if left else ():
             seconds, start = round(time.process_time() - start, 1), time.process_time()
             entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
             write_results(results, path)
