@@ -54,6 +54,8 @@ _FEWEST = 3
 # What is reported: labels with less than this share of the usual confidence, and images that lie this much sparser than
 # their neighbors.
 _DOUBT, _FAR = 0.2, 1.5
+# Those of audit.csv.
+_COLUMNS = ("kind", "score", "image", "role", "class", "other_image", "other_class", "group", "across", "action")
 
 
 def near_duplicates(
@@ -526,7 +528,7 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
         >>> read_drops("mine.csv")
         ('a.jpg',)
     """
-    table = read_cells("drop", os.fspath(path), ("image", "action"), ("image", "action"))
+    table = read_cells("drop", os.fspath(path), ("image", "action"), _COLUMNS)
     rows = [row for row, action in enumerate(table.columns["action"]) if action.lower() == "drop"]
     images = [table.columns["image"][row].removeprefix("'") for row in rows]
     if "" in images:
