@@ -5,7 +5,7 @@ import pathlib
 import shlex
 
 from tests.training.runs import learner
-from tfdml.flag_files import read_flag_files
+from tfdml.flags import read_flag_files
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment
 from tfdml.training.build import check_pairs, has_orders

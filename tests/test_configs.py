@@ -12,7 +12,7 @@ from tests.training.runs import learner as learner_of
 from tfdml import data
 from tfdml.data.pipeline import training_batches
 from tfdml.expressions import parse_sum
-from tfdml.flag_files import read_flag_files
+from tfdml.flags import read_flag_files
 from tfdml.training.images import make_sampler, make_transforms
 
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")

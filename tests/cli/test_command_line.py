@@ -16,8 +16,7 @@ from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import STAGES, command_line
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Formatter
-from tfdml.effects import in_vain
-from tfdml.flag_files import read_flag_files
+from tfdml.flags import in_vain, read_flag_files
 from tfdml.io import files
 from tfdml.io.files import parse_flags
 from tfdml.training import Experiment

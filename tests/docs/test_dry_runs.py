@@ -13,7 +13,7 @@ from tests.cli import commands
 from tests.data.trees import write_tree
 from tests.docs.commands import typed
 from tests.docs.test_commands import _arguments, _command_lines
-from tfdml.flag_files import read_flag_files
+from tfdml.flags import read_flag_files
 
 # What a page leaves out, or a machine does not have.
 SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]

@@ -8,7 +8,7 @@ import pytest
 from tests.report import pages
 from tfdml.errors import UserError
 from tfdml.evaluation import QueryValues, paired_differences, seed_difference
-from tfdml.evaluation.compare import compare_queries
+from tfdml.evaluation.intervals import compare_queries
 
 LABELS = np.repeat([4, 9, 2], 4)
 

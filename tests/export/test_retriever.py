@@ -17,10 +17,9 @@ from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
-from tfdml.export import Gallery, Retriever, search_graph
-from tfdml.export.retriever import _calibration, joined
+from tfdml.export import Gallery, Retriever
+from tfdml.export.retriever import _calibration, joined, nearest, search_embedding
 from tfdml.export.saved_model import WARM_UP
-from tfdml.export.search_graph import nearest
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +120,13 @@ def test_an_empty_batch_has_an_empty_answer(signatures):
 
 
 def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
-    monkeypatch.setattr(search_graph, "MAX_RESULTS", 20)
+    monkeypatch.setattr("tfdml.export.retriever.MAX_RESULTS", 20)
     columns = dict.fromkeys(("ids", "labels", "classes", "metadata"), tf.range(12, dtype=tf.int64))
     gallery = {"embeddings": tf.constant(shop.embeddings), **columns}
     queries = tf.constant(shop.embeddings[:2])
-    assert search_graph.search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
+    assert search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
     with pytest.raises(tf.errors.InvalidArgumentError, match="and 20 neighbors in all at most; k is 11, for 2 queries"):
-        search_graph.search_embedding(gallery, queries, tf.constant(11))
+        search_embedding(gallery, queries, tf.constant(11))
 
 
 @pytest.mark.slow

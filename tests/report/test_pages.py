@@ -17,7 +17,7 @@ from tfdml.evaluation import accepted_rates, calibrate, evaluate_retrieval, iden
 from tfdml.report import Run, write_report
 from tfdml.report.figures import lay_out
 from tfdml.report.pages import drawn_classes, thresholds
-from tfdml.report.queries import choose_examples, confusions, rank_queries
+from tfdml.report.runs import choose_examples, confusions, rank_queries
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from sklearn.metrics import confusion_matrix
 
 from tests.report.pages import embedded
 from tfdml.evaluation import evaluate_retrieval
-from tfdml.report.queries import confusions, rank_queries
+from tfdml.report.runs import confusions, rank_queries
 
 
 def slow(queries, labels, gallery=None, gallery_labels=None):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.evaluation.compare import QUERIES_FILE, QueryValues
+from tfdml.evaluation.intervals import QUERIES_FILE, QueryValues
 from tfdml.report import read_run
 
 

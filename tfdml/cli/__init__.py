@@ -18,7 +18,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tfdml import flag_files
+from tfdml import flags
 from tfdml.errors import quiet_errors, short_message
 from tfdml.version import __version__, installed
 
@@ -157,8 +157,8 @@ def configs(words: Sequence[str]) -> int:
     if {"--help", "-h"} & set(words):
         print(inspect.getdoc(configs))
         return 0
-    files = [name for name in flag_files.names() if not words or any(word in name for word in words)]
-    texts = {name: (flag_files.folder().parent / name).read_text(encoding="utf-8") for name in files}
+    files = [name for name in flags.names() if not words or any(word in name for word in words)]
+    texts = {name: (flags.folder().parent / name).read_text(encoding="utf-8") for name in files}
     width = max(map(len, files), default=0)
     for name, text in texts.items():
         print(f"{name:<{width}}  {text.partition(chr(10))[0].lstrip('# ')}")

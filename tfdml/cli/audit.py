@@ -32,10 +32,10 @@ from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import MODES, EvaluationTransform, as_color
-from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
+from tfdml.flags import Effect, both, either, needs
 from tfdml.io.files import partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from absl import flags
 from absl import logging as absl_logging
 
-from tfdml.effects import Effect, in_vain
 from tfdml.errors import UserError, redact_text, short_message, user_errors
-from tfdml.flag_files import read_flag_files
+from tfdml.flags import Effect, in_vain, read_flag_files
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import import_modules
 from tfdml.training.callbacks import Interruption

@@ -28,12 +28,12 @@ import tensorflow as tf
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.effects import Effect
 from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
+from tfdml.flags import Effect
 from tfdml.io.files import read_json
 from tfdml.pairwise import DISTANCES
 from tfdml.training.settings import choice

@@ -29,12 +29,12 @@ from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.cluster import bulk_embedding
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
-from tfdml.effects import Effect, needs
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord
 from tfdml.embeddings.passes import EmbeddingPass, Part, images_of
 from tfdml.errors import REASON, user_errors
 from tfdml.evaluation.views import ViewItems
+from tfdml.flags import Effect, needs
 from tfdml.io.files import as_named, read_bytes
 from tfdml.training.settings import choice, not_negative, positive
 

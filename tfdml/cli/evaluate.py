@@ -52,15 +52,15 @@ from tfdml import evaluation
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.dataset import ImageDataset
-from tfdml.effects import Effect, both, either, needs
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import KINDS
-from tfdml.evaluation.compare import compare_queries
+from tfdml.evaluation.intervals import compare_queries
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import ViewItems
+from tfdml.flags import Effect, both, either, needs
 from tfdml.io.files import as_named, require_writable, write_json
 from tfdml.pairwise import DISTANCES
 from tfdml.report import Run, read_run, write_report

@@ -38,7 +38,6 @@ from typing import Any
 from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cli.model_flags import check_ended
-from tfdml.effects import Effect, both, needs
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
@@ -46,6 +45,7 @@ from tfdml.export.exporter import ExportOptions, export_run
 from tfdml.export.retriever import Retriever
 from tfdml.export.saved_model import check_backend
 from tfdml.expressions import parse_arguments
+from tfdml.flags import Effect, both, needs
 from tfdml.io.files import as_named, require_local
 from tfdml.training.settings import choice, not_negative
 

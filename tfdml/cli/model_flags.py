@@ -9,13 +9,13 @@ from typing import Any
 from tfdml import data
 from tfdml.cli.command_line import CommandFlags
 from tfdml.data.dataset import ImageDataset, check
-from tfdml.effects import needs
 from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
 from tfdml.embeddings.files import holds_embeddings
 from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
 from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.expressions import parse_arguments
+from tfdml.flags import needs
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder, workers
 from tfdml.training.images import vector_splits

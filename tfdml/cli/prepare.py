@@ -17,9 +17,9 @@ from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.data import preparation
 from tfdml.data.catalog import SPLITS
 from tfdml.data.decoding import DECODER_LIMIT
-from tfdml.effects import Effect, both, either, needs
 from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
+from tfdml.flags import Effect, both, either, needs
 from tfdml.training.settings import choice
 
 _READING = either(needs("out"), needs("check_only"))

@@ -38,12 +38,12 @@ from tfdml.data import ImageDataset
 from tfdml.data.dataset import check
 from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.tables import images_named
-from tfdml.effects import Effect, either
 from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, RetrievalResults
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
+from tfdml.flags import Effect, either
 from tfdml.io.files import as_named, require_writable
 from tfdml.pairwise import DISTANCES
 from tfdml.retrieval import connect

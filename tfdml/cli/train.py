@@ -27,8 +27,8 @@ from absl import logging
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.training import ClusterSettings, train_on_cluster
-from tfdml.effects import needs
 from tfdml.errors import UserError
+from tfdml.flags import needs
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder, TrainingRun, settings, trainer

@@ -11,8 +11,8 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
-from tfdml.effects import needs
 from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.flags import needs
 from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, TrainingRun, trainer

@@ -13,10 +13,10 @@ from tfdml.evaluation.clustering import clustering_agreement as clustering_agree
 from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clustering
 from tfdml.evaluation.clustering import kmeans as kmeans
 from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
-from tfdml.evaluation.compare import QueryValues as QueryValues
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
 from tfdml.evaluation.intervals import Interval as Interval
+from tfdml.evaluation.intervals import QueryValues as QueryValues
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences
 from tfdml.evaluation.intervals import seed_difference as seed_difference

@@ -5,6 +5,10 @@ from tfdml.losses.classification import AMSoftmaxLoss as AMSoftmaxLoss
 from tfdml.losses.classification import ArcFaceLoss as ArcFaceLoss
 from tfdml.losses.classification import ClassSimilarityLoss as ClassSimilarityLoss
 from tfdml.losses.classification import NormSoftmaxLoss as NormSoftmaxLoss
+from tfdml.losses.classification import ProxyAnchorLoss as ProxyAnchorLoss
+from tfdml.losses.classification import ProxyNCALoss as ProxyNCALoss
+from tfdml.losses.classification import ProxyNCAPlusPlusLoss as ProxyNCAPlusPlusLoss
+from tfdml.losses.classification import SoftTripleLoss as SoftTripleLoss
 from tfdml.losses.classification import SphereFaceLoss as SphereFaceLoss
 from tfdml.losses.classification import SubCenterArcFaceLoss as SubCenterArcFaceLoss
 from tfdml.losses.contrastive import BinomialDevianceLoss as BinomialDevianceLoss
@@ -24,10 +28,6 @@ from tfdml.losses.pair_softmax import NTXentLoss as NTXentLoss
 from tfdml.losses.pair_softmax import SoftNearestNeighborLoss as SoftNearestNeighborLoss
 from tfdml.losses.pair_softmax import SupConLoss as SupConLoss
 from tfdml.losses.pair_softmax import TupletMarginLoss as TupletMarginLoss
-from tfdml.losses.proxy import ProxyAnchorLoss as ProxyAnchorLoss
-from tfdml.losses.proxy import ProxyNCALoss as ProxyNCALoss
-from tfdml.losses.proxy import ProxyNCAPlusPlusLoss as ProxyNCAPlusPlusLoss
-from tfdml.losses.proxy import SoftTripleLoss as SoftTripleLoss
 from tfdml.losses.ranking import FastAPLoss as FastAPLoss
 from tfdml.losses.ranking import HistogramLoss as HistogramLoss
 from tfdml.losses.ranking import RecallAtKLoss as RecallAtKLoss

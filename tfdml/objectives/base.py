@@ -17,8 +17,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.layers import CosineProxies
 from tfdml.layers.vectors import draw_classes
 from tfdml.losses.base import PairLoss, check_rank
-from tfdml.losses.classification import ClassSimilarityLoss, refuse_unknown_classes
-from tfdml.losses.proxy import ProxyAnchorLoss
+from tfdml.losses.classification import ClassSimilarityLoss, ProxyAnchorLoss, refuse_unknown_classes
 from tfdml.pairs import Scope, pairs_by_name
 from tfdml.registry import register
 from tfdml.saving import SavedByArguments, restore, snake_case

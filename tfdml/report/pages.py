@@ -31,8 +31,7 @@ from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import as_named, is_remote, write_whole
 from tfdml.report import figures, runs
-from tfdml.report.queries import choose_examples, confusions, rank_queries
-from tfdml.report.runs import Run, read_run
+from tfdml.report.runs import Run, choose_examples, confusions, rank_queries, read_run
 from tfdml.retrieval.exact import check_embeddings
 
 if TYPE_CHECKING:

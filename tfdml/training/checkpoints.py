@@ -20,7 +20,7 @@ from absl import logging
 from keras import ops
 
 from tfdml.errors import REASON, UserError, differences, short_message, user_errors
-from tfdml.evaluation.compare import QUERIES_FILE as QUERIES
+from tfdml.evaluation.intervals import QUERIES_FILE as QUERIES
 from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, read_json, require_local, sweep, write_json
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training.settings import Experiment

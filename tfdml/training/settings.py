@@ -14,10 +14,9 @@ from typing import Any
 from tfdml import arguments
 from tfdml.backbones.hub import PREFIX
 from tfdml.data.transforms import KINDS, as_color
-from tfdml.effects import Effect, both, either, in_vain, needs
 from tfdml.errors import REASON, UserError, redact_text, user_errors
 from tfdml.expressions import Call, parse_arguments, parse_call, parse_sum
-from tfdml.flag_files import shipped
+from tfdml.flags import Effect, both, either, in_vain, needs, shipped
 from tfdml.io.files import parse_flags
 from tfdml.models.embedder import BATCH_NORM_MODES, POOLINGS
 from tfdml.registry import import_modules

@@ -3,7 +3,7 @@
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.flag_files import read_flag_files, shipped
+from tfdml.flags import read_flag_files, shipped
 
 
 def test_flags_of_files_stand_in_their_place(tmp_path):
