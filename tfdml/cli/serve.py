@@ -52,7 +52,7 @@ def serve(values: Flags) -> None:
     version = served_version(folder)
     if version is None or version == folder:
         raise UserError(f"`model={flags.model}`: there is no version in it; name a folder that tfdml export wrote to")
-    for package in ("ray", "fastapi", "uvicorn", "prometheus_client"):
+    for package in ("ray", "fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
     from tfdml.io.http import listen

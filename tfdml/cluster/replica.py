@@ -1,8 +1,7 @@
-"""A served model in a process of Ray Serve: requests in TensorFlow Serving's REST format, computed in batches."""
+"""A served model in a process of Ray Serve: requests in TensorFlow Serving's REST format."""
 
 import asyncio
 import base64
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -10,7 +9,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tfdml.data.images import read_header
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.io.files import parse_json
-from tfdml.training.settings import Settings, choice, not_negative, positive
+from tfdml.training.settings import Settings, choice, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +31,6 @@ class ServeSettings(Settings):
 
     Args:
         replicas: Processes that compute.
-        max_batch_size: Most images of a batch that the model computes at once.
-        batch_timeout_ms: Milliseconds that an incomplete batch waits for further requests.
         max_waiting: Most requests that are not answered yet. Further ones are refused with 503.
         max_instances: Most images of a request.
         max_request_mb: Most megabytes of a request.
@@ -45,8 +42,6 @@ class ServeSettings(Settings):
     """
 
     replicas: int = choice(1, check=positive)
-    max_batch_size: int = choice(32, check=positive)
-    batch_timeout_ms: float = choice(2.0, check=not_negative)
     max_waiting: int = choice(100, check=positive)
     max_instances: int = choice(256, check=positive)
     max_request_mb: float = choice(32.0, check=positive)
@@ -67,20 +62,6 @@ class Call:
     signature: str
     inputs: Mapping[str, np.ndarray]
     by_row: bool
-
-    @property
-    def rows(self) -> int:
-        """Return the number of images or embeddings."""
-        return max((len(value) for value in self.inputs.values() if value.ndim), default=1)
-
-    @property
-    def key(self) -> tuple:
-        """Return what calls have in common that may be computed as one."""
-        # A retriever answers with as many columns as the largest `k` asks for.
-        most = {name: value.max(initial=0) for name, value in self.inputs.items() if value.dtype.kind == "i"}
-        alone = {name: value.item() for name, value in self.inputs.items() if not value.ndim}
-        shapes = {name: value.shape[1:] for name, value in self.inputs.items()}
-        return self.signature, *((*part.items(),) for part in (most, alone, shapes))
 
 
 def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]], most: int) -> Call:
@@ -216,7 +197,6 @@ class Replica:
     """
 
     def __init__(self, folder: str, settings: ServeSettings):
-        from ray import serve
         from ray.serve._private import replica
 
         # The port for calls between deployments, of which there are none, would be open to all hosts (Ray 2.60).
@@ -231,12 +211,6 @@ class Replica:
             for output, value in self._compute(name, inputs).items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
                     raise UserError(f"its signature {name} answers a warm-up request with NaN as {output}")
-        most = settings.max_batch_size
-        self._batched = serve.batch(
-            max_batch_size=most,
-            batch_wait_timeout_s=settings.batch_timeout_ms / 1e3,
-            batch_size_fn=lambda calls: sum(min(call.rows, most) for call in calls),
-        )(self._together)
 
     async def predict(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer."""
@@ -244,50 +218,14 @@ class Replica:
         try:
             call = await asyncio.to_thread(parse_call, body, self._inputs, settings.max_instances)
             await asyncio.to_thread(check_pixels, call, settings.max_megapixels)
-            answer = await self._batched(call)
-            if isinstance(answer, Exception):
-                raise answer
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._thread, self._compute, call.signature, call.inputs)
             return 200, await asyncio.to_thread(write_answer, answer, call.by_row)
         except UserError as error:
             return 400, _error(short_message(error))
         except Exception as error:
             logging.exception("a request failed")
             return 500, _error(f"the model failed: {short_message(error, 'last', named=True)}")
-
-    async def _together(self, calls: list[Call]) -> list[Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._answers, calls)
-
-    def _answers(self, calls: Sequence[Call]) -> list[Any]:
-        """Return for each call its outputs or the error."""
-        alike: dict[tuple, list[int]] = collections.defaultdict(list)
-        for place, call in enumerate(calls):
-            alike[call.key].append(place)
-        answers: list[Any] = [None] * len(calls)
-        for places in alike.values():
-            group = [calls[place] for place in places]
-            outputs = self._of_alike(group) or [self._alone(call) for call in group]
-            for place, answer in zip(places, outputs, strict=True):
-                answers[place] = answer
-        return answers
-
-    def _of_alike(self, calls: Sequence[Call]) -> list[dict[str, np.ndarray]]:
-        """Return the outputs of calls that are computed as one; none where that fails."""
-        columns = {name: [call.inputs[name] for call in calls] for name in calls[0].inputs}
-        merged = {name: np.concatenate(parts) if parts[0].ndim else parts[0] for name, parts in columns.items()}
-        ends = np.cumsum([call.rows for call in calls])
-        with contextlib.suppress(UserError, tf.errors.OpError):
-            outputs = self._compute(calls[0].signature, merged)
-            if all(value.ndim and len(value) == ends[-1] for value in outputs.values()):
-                parts = zip(*(np.split(value, ends[:-1]) for value in outputs.values()), strict=True)
-                return [dict(zip(outputs, part, strict=True)) for part in parts]
-        return []
-
-    def _alone(self, call: Call) -> Any:
-        """Return the outputs of a call, or its error: what is bad in one fails no other."""
-        try:
-            return self._compute(call.signature, call.inputs)
-        except (UserError, tf.errors.OpError) as error:
-            return error
 
     def _compute(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {

@@ -1,7 +1,7 @@
 """An exported model behind HTTP, in TensorFlow Serving's REST format.
 
-Ray Serve runs the replicas, puts the requests that wait into batches, and starts a replica again that has died. uvicorn
-answers HTTP: Ray Serve's own proxy limits neither the size of a request nor the time that one takes to arrive.
+Ray Serve runs the replicas, and starts one again that has died. uvicorn answers HTTP: Ray Serve's own proxy limits
+neither the size of a request nor the time that one takes to arrive.
 """
 
 import asyncio
@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import prometheus_client as prometheus
 import ray.exceptions
 from absl import logging
 from ray import serve as ray_serve
@@ -32,12 +31,6 @@ from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_con
 _OBJECT_STORE = 512 * 2**20
 # Times the largest request that are read and dropped, so that a client that is still sending reads the refusal.
 _DROPPED = 8
-# What Prometheus reads, next to the metrics of the process.
-_REQUESTS = prometheus.Counter("tfdml_serve_requests", "Predict requests by status of the answer", ["code"])
-_SECONDS = prometheus.Histogram(
-    "tfdml_serve_request_seconds", "From the header of a predict request to its answer, where it has one"
-)
-_WAITING = prometheus.Gauge("tfdml_serve_waiting_requests", "Requests that are not answered yet")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,14 +102,11 @@ class _Model:
         """Answer a predict request, unless too many wait already."""
         if self._waiting >= self._settings.max_waiting:
             raise HTTPException(503, f"{self._waiting} requests wait already: try again", {"Retry-After": "1"})
-        started = time.monotonic()
         self._waiting += 1
         try:
             code, body = await self._answer(request)
         finally:
             self._waiting -= 1
-        _SECONDS.observe(time.monotonic() - started)
-        _REQUESTS.labels(code).inc()
         return Response(body, code, media_type="application/json")
 
     async def _answer(self, request: Request) -> tuple[int, bytes]:
@@ -129,7 +119,7 @@ class _Model:
             try:
                 return await response
             except asyncio.CancelledError:
-                response.cancel()  # drops it, where it waits for a batch
+                response.cancel()  # drops it, where it has not begun
                 raise
 
         try:
@@ -153,11 +143,6 @@ class _Model:
         state = application.status.value if application else "NONE"
         return JSONResponse({"status": state}, 200 if state == "RUNNING" else 503)
 
-    async def metrics(self, _: Request) -> Response:
-        """Answer with the metrics that Prometheus reads."""
-        _WAITING.set(self._waiting)
-        return Response(prometheus.generate_latest(), media_type=prometheus.CONTENT_TYPE_LATEST)
-
 
 async def _refusal(request: Request, error: Exception) -> Response:
     """Answer with an error in TF Serving's form."""
@@ -169,8 +154,6 @@ async def _refusal(request: Request, error: Exception) -> Response:
     elif error.detail in ("Not Found", "Method Not Allowed"):
         status = 400 if error.status_code == 405 else 404
         error = HTTPException(status, f"Malformed request: {request.method} {path}")
-    if path.endswith(":predict"):
-        _REQUESTS.labels(error.status_code).inc()
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
@@ -182,7 +165,7 @@ def application(version: Version, settings: ServeSettings) -> Starlette:
         settings: See `ServeSettings`.
     """
     model, path = _Model(version, settings), f"/v1/models/{version.model}"
-    routes = [Route("/healthz", model.health), Route("/monitoring/prometheus/metrics", model.metrics)]
+    routes = [Route("/healthz", model.health)]
     for place in (path, f"{path}/versions/{{version}}"):
         routes += [
             Route(f"{place}:predict", model.predict, methods=["POST"]),
