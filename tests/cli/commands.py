@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import pathlib
-import subprocess
 import zlib
 
 import numpy as np
@@ -16,7 +15,7 @@ from tfdml.models import Embedder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = tuple(STAGES)
-__all__ = ["NAMES", "ROOT", "finished", "load", "run", "write_embedder", "write_noise"]
+__all__ = ["NAMES", "ROOT", "load", "run", "write_embedder", "write_noise"]
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
@@ -32,12 +31,6 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
         except SystemExit as end:
             status = end.code
     return status, out.getvalue(), err.getvalue()
-
-
-def finished(name: str, *arguments: object) -> subprocess.CompletedProcess:
-    """As `run`, in the form of a process that has ended."""
-    words = [str(argument) for argument in arguments]
-    return subprocess.CompletedProcess([name, *words], *run(name, *words))
 
 
 def write_noise(folder: pathlib.Path, classes: str, count: int) -> None:

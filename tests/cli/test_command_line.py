@@ -4,17 +4,17 @@ import dataclasses
 import logging
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
 import pytest
 
+from tests.cli import commands
 from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
-from tfdml.cli import STAGES, command_line
+from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Formatter
 from tfdml.flags import in_vain, read_flag_files
 from tfdml.io import files
@@ -60,14 +60,6 @@ def test_arguments_are_shown_as_flags(message, expected):
     assert Formatter(command).format(record) == expected
 
 
-@pytest.fixture
-def no_folder(tmp_path, monkeypatch):
-    """Commands run in an empty folder, and leave it empty."""
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not list(tmp_path.iterdir())
-
-
 RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
 # By command, flags the last of which has no effect, and what lets it have one.
 IN_VAIN = [
@@ -83,31 +75,20 @@ IN_VAIN = [
 ]
 
 
-@pytest.mark.usefixtures("no_folder")
 @pytest.mark.parametrize(("name", "words", "more"), IN_VAIN)
-def test_a_flag_in_vain_on_the_command_line_is_an_error(commands, name, words, more):
+def test_a_flag_in_vain_on_the_command_line_is_an_error(name, words, more, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     command = load(name)
     flag = words[-1].removeprefix("--").partition("=")[0]
     status, _, errors = commands.run(name, *words)
-    condition = command.flags.effects[flag].condition
-    message = f"has no effect: it needs {condition}; add that, or leave --{flag} out\n"
-    assert (status, errors.endswith(message)) == (2, True), errors
-    assert errors.count("\n") == 1
+    assert (status, f"it needs {command.flags.effects[flag].condition};" in errors) == (2, True), errors
+    assert not list(tmp_path.iterdir())
     if more is not None:
         command.flags.parse([*words, *more])
         assert command.flags.effects[flag].holds(command.flags.flag_values_dict())
 
 
-@pytest.mark.parametrize("name", STAGES)
-def test_every_flag_has_a_text_and_conditions_are_of_flags(name):
-    command = load(name)
-    command.parse([])
-    assert set(command.flags.effects) <= set(command.flags)
-    assert all(len(command.flags[flag].help) > 10 for flag in command.flags)
-    assert all(f"{flag}\n" in command.help() for flag in command.flags)
-
-
-def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(commands, tmp_path):
+def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(tmp_path):
     """So that a schedule on the command line takes the place of the file's; a flag after the file is the command's."""
     write_photos(tmp_path / "photos")
     lines = ["--batch_size=64", "--drop_epochs=6", "--drop_factor=0.1"]  # the last is the default, as in flags.txt
@@ -118,18 +99,18 @@ def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(commands, tmp_pat
     assert status == 0, errors
     warnings = errors.splitlines()
     for warning, flag in zip(warnings[:2], ("--batch_size=64", "--drop_epochs=6"), strict=True):
-        assert warning.startswith(f"train: warning: in a flag file, and ignored: {flag} has no effect: it needs --s")
+        assert f"ignored: {flag} has no effect" in warning
     assert "drop_factor" not in "".join(warnings)
     flags = [f"--flagfile={tmp_path / 'x.flags'}", "--batch_size=32", "--run_dir=x"]
     status, _, errors = commands.run("train", *flags)
     assert (status, "--batch_size=32 has no effect" in errors) == (2, True)
 
 
-def test_a_resumed_run_is_judged_by_its_own_settings(commands, tmp_path):
+def test_a_resumed_run_is_judged_by_its_own_settings(tmp_path):
     (tmp_path / "flags.txt").write_text("--sampling=shuffle\n")
     given = [f"--run_dir={tmp_path}", "--resume"]
     status, _, errors = commands.run("train", *given, "--classes_per_batch=8")
-    assert (status, "--classes_per_batch=8 has no effect: it needs --sampling=class_bal" in errors) == (2, True), errors
+    assert (status, "--classes_per_batch=8 has no effect" in errors) == (2, True), errors
     status, _, errors = commands.run("train", *given, "--batch_size=8", "--dry_run", "--dataset=none")
     assert "no effect" not in errors
 
@@ -147,11 +128,8 @@ def test_no_flag_of_a_shipped_file_is_in_vain(path):
     assert not in_vain(SETTINGS, *set_in_files(path))
 
 
-def ended(command, tmp_path, begun):
-    """(status, error output) of a command run as a process forked from this one.
-
-    `begun` is called with the number of the process once there is a file of this name in the folder.
-    """
+def ended(command, tmp_path, number):
+    """(status, error output) of a command in a fork of this process, which gets a signal once it has begun."""
     pid = os.fork()
     if pid == 0:
         status = 99
@@ -170,61 +148,24 @@ def ended(command, tmp_path, begun):
             os._exit(status)
     while not (tmp_path / "begun").exists():
         time.sleep(0.01)
-    begun(pid)
+    os.kill(pid, number)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return status, (tmp_path / "errors.txt").read_text()
 
 
 def writing():
-    """A command in the midst of writing a file, which takes its time to end."""
-    try:
-        with files.atomic_write("result.json") as temporary:
-            open(temporary, "w").close()
-            open("begun", "w").close()
-            time.sleep(60)
-    finally:
-        open("ending", "w").close()
-        time.sleep(60 if os.path.exists("slow") else 0)
+    """A command in the midst of writing a file."""
+    with files.atomic_write("result.json") as temporary:
+        open(temporary, "w").close()
+        open("begun", "w").close()
+        time.sleep(60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_a_command_in_one_line_and_leaves_no_half_file(number, tmp_path):
     line = "try: interrupted\n" if number == signal.SIGINT else f"try: ended by {number.name}\n"
-    assert ended(writing, tmp_path, lambda pid: os.kill(pid, number)) == (128 + number, line)
-    assert sorted(os.listdir(tmp_path)) == ["begun", "ending", "errors.txt"]
-
-
-def test_a_second_signal_ends_it_at_once(tmp_path):
-    (tmp_path / "slow").touch()
-
-    def twice(pid):
-        os.kill(pid, signal.SIGTERM)
-        while not (tmp_path / "ending").exists():
-            time.sleep(0.01)
-        os.kill(pid, signal.SIGTERM)
-
-    assert ended(writing, tmp_path, twice) == (128 + signal.SIGTERM, "")
-
-
-def test_a_command_whose_launch_is_interrupted_leaves_no_traceback(tmp_path):
-    program = """
-import builtins, os, signal
-from tfdml.cli import main
-def interrupted(name, *rest):
-    if name == "tensorflow":
-        os.kill(os.getpid(), signal.SIGINT)
-    return before(name, *rest)
-before, builtins.__import__ = builtins.__import__, interrupted
-main(["export"])
-"""
-    # Python's own handler is only there where SIGINT is not ignored.
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    assert ended(writing, tmp_path, number) == (128 + number, line)
+    assert sorted(os.listdir(tmp_path)) == ["begun", "errors.txt"]
 
 
 def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.conftest import ROOT
-from tests.cli.many import run_many
 from tfdml.embeddings.files import read_embeddings
 from tfdml.errors import UserError
 
@@ -48,7 +47,7 @@ def test_what_is_written(embedded, finished_run):
 
 
 @pytest.mark.slow
-def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_path):
+def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, command, tmp_path):
     flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", *SIZES]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "embed"), *flags],
@@ -64,26 +63,17 @@ def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, tmp_p
     rows = sum(pq.read_metadata(path).num_rows for path in (tmp_path / "x").glob("part-*.parquet"))
     assert 0 < rows < 1280
     # Stopped, it still has the folder.
-    ((status, _, error),) = run_many("embed", tmp_path, [flags])
-    assert status == 2
-    assert "another process is writing into it" in error
+    done = command("embed", *flags)
+    assert (done.returncode, "another process" in done.stderr) == (2, True), done.stderr
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
-    with pytest.raises(UserError, match="run the same tfdml embed again"):
+    with pytest.raises(UserError, match="unfinished"):
         read_embeddings(tmp_path / "x")
-    ((status, output, error),) = run_many("embed", tmp_path, [flags])
-    assert status == 0, error
-    assert f"resuming after {rows:,} of 1,280 images" in output
+    done = command("embed", *flags)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming after {rows:,} of 1,280 images" in done.stdout
     assert content(tmp_path / "x") == content(embedded)
-
-
-@pytest.mark.slow
-def test_only_the_same_command_goes_on(embedded, finished_run, tmp_path):
-    before = content(embedded)
-    same = [f"--model={finished_run}", f"--out={embedded}", *SIZES]
-    finished, images = run_many("embed", tmp_path, [same, [*same, "--split=test"]])
-    assert finished[0] == 0
-    assert "finished already" in finished[1]
-    assert images[0] == 2
-    assert "images was" in images[2]
-    assert content(embedded) == before
+    # Finished; other images are refused.
+    assert command("embed", *flags).returncode == 0
+    assert command("embed", *flags, "--split=test").returncode == 2
+    assert content(tmp_path / "x") == content(embedded)

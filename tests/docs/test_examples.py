@@ -42,27 +42,18 @@ def names():
 
 
 @pytest.fixture(scope="module")
-def world(names, tmp_path_factory):
-    return files.Files(names, tmp_path_factory.mktemp("kept"))
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
 
 
-def _run(module, names, world, folder, monkeypatch):
-    world.write(files.examples_of(module), folder, module in SLOW)
-    monkeypatch.chdir(folder)
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in DOCUMENTED]
+)
+def test_docstring_examples(module, names, kept, tmp_path, monkeypatch):
+    files.write_named(files.examples_of(module), tmp_path, names, kept)
+    monkeypatch.chdir(tmp_path)
     with contextlib.ExitStack() as stack:
         for context in CONTEXTS:
             stack.enter_context(context())
         report = examples.run_docstrings(module, names)
     assert not report, report
-
-
-@pytest.mark.parametrize("module", [module for module in DOCUMENTED if module not in SLOW])
-def test_docstring_examples(module, names, world, tmp_path, monkeypatch):
-    _run(module, names, world, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("module", sorted(SLOW))
-def test_docstring_examples_that_take_long(module, names, world, tmp_path, monkeypatch):
-    assert module in DOCUMENTED
-    _run(module, names, world, tmp_path, monkeypatch)

@@ -14,8 +14,6 @@ PYTHON = {
 }
 # test_adding_your_own.py runs the one that writes a module.
 WITH_PYTHON = [name for name, found in PYTHON.items() if found and name != "docs/adding_your_own.md"]
-# The others build large networks, train, or export.
-QUICK = ["docs/generalization.md"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +39,9 @@ def folder(names, tmp_path_factory):
     return folder
 
 
-def _run(page, names, folder, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_python_of_pages(page, names, folder, monkeypatch):
     monkeypatch.chdir(folder)
     shared = dict(names)
     data_sets = page_stand_ins.data_sets(names["train"], names["test"])
@@ -51,18 +51,6 @@ def _run(page, names, folder, monkeypatch):
                 # Blank lines before it, so that a traceback has the line of the page.
                 code = compile("\n" * (block.line - 1) + block.code, str(block.page), "exec")
                 exec(code, shared)  # the pages are ours
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", QUICK)
-def test_python_of_pages_without_files(page, names, tmp_path, monkeypatch):
-    _run(page, names, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in QUICK])
-def test_python_of_pages(page, names, folder, monkeypatch):
-    _run(page, names, folder, monkeypatch)
 
 
 def test_python_of_pages_compiles():

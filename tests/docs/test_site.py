@@ -2,10 +2,8 @@
 
 import json
 import re
-import sys
 
 import pytest
-from keras.losses import Loss
 
 from tests.docs.examples import PAGES, ROOT
 from tests.processes import run_python
@@ -40,44 +38,13 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_public_package_has_a_page_of_its_reference():
-
     packages = {
         *re.findall(r"^    from tfdml import (\w+)", (ROOT / "tfdml" / "__init__.py").read_text(), re.MULTILINE)
     }
     assert packages == {page.stem for page in (DOCS / "api").glob("*.md")} - {"index"}
 
 
-def _is_public(item):
-    """Whether it is one of tfdml, and not of an example in a docstring of it."""
-    module = sys.modules[item.__module__]
-    return module.__name__.startswith("tfdml.") and getattr(module, item.__name__, None) is item
-
-
-def test_every_loss_and_objective_has_a_row_in_the_table_of_choices():
-    from tfdml.registry import registered
-
-    text = (DOCS / "choosing.md").read_text()
-    items = {name: item for name, item in registered("loss").items() if _is_public(item)}
-    names = {item: [name for name, other in items.items() if other is item] for item in items.values()}
-    assert not [item for item in names if not any(f"`{name}`" in text for name in names[item])]
-    assert not [item for item in names if issubclass(item, Loss) and item.__name__ not in text]
-
-
-def _cells(path):
-    return json.loads(path.read_text())["cells"]
-
-
 NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_whole(path):
-    code = [cell for cell in _cells(path) if cell["cell_type"] == "code"]
-    assert code
-    assert all(cell["outputs"] for cell in code[1:]), "run it whole, and save it with what it shows"
-    for cell in code:
-        compile("".join(cell["source"]), str(path), "exec")
-        assert all(output["output_type"] != "error" for output in cell["outputs"])
 
 
 def run_notebook(path):
@@ -86,7 +53,7 @@ def run_notebook(path):
 
     matplotlib.use("agg")
     names = {}
-    for number, cell in enumerate(_cells(path)):
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
         if cell["cell_type"] == "code":
             # Two thirds of the longest training show the gain.
             code = "".join(cell["source"]).replace("epochs=15", "epochs=10")
@@ -109,16 +76,3 @@ def test_the_notebook_on_plain_keras_runs_on_other_backends(backend, tmp_path):
     # Threads of PyTorch that wait for each other take many times as long on a machine that does other work.
     environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     run_python("-c", code, environment=environment, cwd=tmp_path)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_text_is_plain(page):
-    """No hidden mark, and no sentence of more than 30 words."""
-    text = page.read_text()
-    assert "<!--" not in text
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#]|\d+\.) )", text):
-        if not block.lstrip().startswith(("|", "#")) and not block.startswith("    "):
-            for sentence in re.split(r"(?<=[.!?])[\s*]+|:\s*$", block):
-                words = [word for word in sentence.split() if re.search(r"\w", word)]
-                assert len(words) <= 30, sentence

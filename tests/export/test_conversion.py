@@ -1,11 +1,8 @@
 """LiteRT files: views in, unit vectors out, near the embedder's in every precision."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
 from tests.models.ensembles import tiny_ensemble
@@ -13,11 +10,10 @@ from tests.models.networks import images as uint8_images
 from tfdml.data import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.export import conversion, convert_litert, convert_onnx
-from tfdml.export.conversion import finish_int8
-from tfdml.export.saved_model import frozen_module, in_float32
+from tfdml.export import convert_litert, convert_onnx
+from tfdml.export.saved_model import in_float32
 from tfdml.layers import MomentEmbeddings
-from tfdml.models import Embedder, MomentEmbedder, TruncatedEmbedder
+from tfdml.models import Embedder, Head, MomentEmbedder
 
 # How near the cosines of a random network of 8 dimensions come; a trained one's are in the model card of its export.
 NEAREST = {"float32": 1 - 1e-6, "float16": 0.9999, "dynamic_range": 0.995, "int8": 0.99}
@@ -73,32 +69,15 @@ def test_int8_is_integers_up_to_the_projection_with_pixels_as_they_are(embedder,
     assert floats - {"DELEGATE"} == {"DEQUANTIZE", "SUB", "L2_NORMALIZATION"}
 
 
-def test_what_cannot_be_converted_says_so(embedder, views):
+def test_what_int8_cannot_hold_is_refused(embedder, views):
     inputs = keras.Input((32, 32, 3))
     x = keras.layers.LayerNormalization()(keras.layers.Conv2D(8, 4, strides=4)(inputs))
     normalizing = Embedder(keras.Model(inputs, x), embedding_dim=8, image_size=32)
     normalizing.build((None, 32, 32, 3))
-    for network, images, message in (
-        (embedder, None, "representative images"),
-        (MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8)), views, "int8 takes no moments"),
-        (TruncatedEmbedder(embedder, 3), views, "int8 takes no moments"),
-        (normalizing, views, r"no network that normalizes over channels.*export litert_dynamic_range"),
-    ):
-        with pytest.raises(UserError, match=message):
+    moments = MomentEmbedder(embedder, MomentEmbeddings(orders=2, dim=8))
+    for network, images in ((embedder, None), *((each, views) for each in (moments, normalizing, Head(6, 4)))):
+        with pytest.raises(UserError, match="int8"):
             convert_litert(network, "int8", images)
-
-
-def test_the_last_step_of_int8_is_the_formula_in_float32(embedder, views):
-    def network(images):
-        images = tf.quantization.fake_quant_with_min_max_args(images, 0, 255)
-        return embedder.represent(images, training=False)["projection"]
-
-    raw = conversion._converted(frozen_module(network, (32, 32, 3), tf.float32), "int8", views)
-    quantized = runner(raw)[1](images=views)["embedding"]
-    error = np.linspace(-0.5, 0.5, 8).astype(np.float32) * np.abs(quantized).max()
-    found = runner(finish_int8(raw, error))[1](images=views)["embedding"]
-    for row, vector in zip(quantized.astype(np.float64), found, strict=True):
-        np.testing.assert_allclose(vector, (row - error) / np.sqrt(((row - error) ** 2).sum()), atol=1e-5)
 
 
 def test_an_ensemble_is_converted():
@@ -132,16 +111,13 @@ def test_an_embedder_of_mixed_precision_is_exported_in_float32(views):
     finally:
         keras.config.set_dtype_policy("float32")
     whole = in_float32(half)
-    assert whole is not half
     assert {layer.compute_dtype for layer in whole._flatten_layers()} == {"float32"}
     for ours, theirs in zip(whole.get_weights(), half.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    found, rounded = (keras.ops.convert_to_numpy(model(views)) for model in (whole, half))
-    assert min(cosines(found, rounded)) > 0.99
-    assert in_float32(whole) is whole
+    assert min(cosines(keras.ops.convert_to_numpy(whole(views)), keras.ops.convert_to_numpy(half(views)))) > 0.99
 
 
-def test_onnx_gives_the_embedders_vectors(embedder, views, monkeypatch):
+def test_onnx_gives_the_embedders_vectors(embedder, views):
     for library in ("tf2onnx", "onnx", "onnxruntime"):
         pytest.importorskip(library)
     import onnxruntime
@@ -150,6 +126,3 @@ def test_onnx_gives_the_embedders_vectors(embedder, views, monkeypatch):
     for count in (len(views), 1):
         (found,) = session.run(["embedding"], {"images": views[:count]})
         np.testing.assert_allclose(found, embedder(views[:count]), atol=1e-5)
-    monkeypatch.setitem(sys.modules, "tf2onnx", None)
-    with pytest.raises(UserError, match=r"tf2onnx.*pip install"):
-        convert_onnx(embedder)

