@@ -3,8 +3,6 @@
 import csv
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 from PIL import Image
 
 from tests.report.pages import check_page
@@ -52,16 +50,6 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     without = commands.run("audit", flags[0], f"--out={tmp_path / 'other'}")
     assert "0 groups of near-duplicates" in without[1]
     assert commands.run("audit", flags[0], f"--out={tmp_path / 'third'}", f"--data_dir={tmp_path}")[0] == 2
-
-
-def test_names_of_classes_come_with_embeddings_from_parquet(commands, tmp_path):
-    vectors = np.eye(4, dtype=np.float32)[[0, 0, 1, 1]]
-    columns = {"embedding": list(vectors), "label": [7, 7, 3, 3], "class": ["cat", "cat", "dog", "dog"]}
-    pyarrow.parquet.write_table(pyarrow.table({**columns, "path": list("abcd")}), tmp_path / "x.parquet")
-    status, _, errors = commands.run("audit", f"--embeddings={tmp_path / 'x.parquet'}", f"--out={tmp_path / 'out'}")
-    assert status == 0, errors
-    rows = [(row["image"], row["class"], row["action"]) for row in rows_of(tmp_path / "out" / "audit.csv")]
-    assert sorted(rows) == [("a", "cat", "keep"), ("b", "cat", "drop"), ("c", "dog", "keep"), ("d", "dog", "drop")]
 
 
 def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatch):

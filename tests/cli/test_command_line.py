@@ -1,12 +1,10 @@
-"""Messages that name flags, flags that have no effect next to the others, signals, and paths."""
+"""Flags that have no effect next to the others, signals, and paths."""
 
 import dataclasses
-import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 
 import pytest
 
@@ -15,50 +13,12 @@ from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tests.experiments import ROOT, experiment_of
 from tfdml.cli import command_line
-from tfdml.cli.command_line import Command, CommandFlags, Flags, Formatter
+from tfdml.cli.command_line import Command, Flags
 from tfdml.flags import in_vain, read_flag_files
 from tfdml.io import files
 from tfdml.io.files import parse_flags
 from tfdml.training import Experiment
 from tfdml.training.settings import EFFECTS as SETTINGS
-from tfdml.training.settings import choice
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Some(CommandFlags):
-    """Flags of a command.
-
-    Args:
-        batch_size: Images per batch.
-        bad_images: What to do with them.
-        out: Folder to write.
-        allow_extra: Whether there may be more.
-        queries: Images.
-    """
-
-    batch_size: int = 1
-    bad_images: str = ""
-    out: str = ""
-    allow_extra: bool = False
-    queries: Sequence[str] = choice((), paths=True)
-
-
-@pytest.mark.parametrize(
-    ("message", "expected"),
-    [
-        ("`batch_size=0` must be at least 1", "--batch_size=0 must be at least 1"),
-        ("pass `bad_images='skip'`, or `allow_extra=False`", "pass --bad_images=skip, or --noallow_extra"),
-        ("`folder=x` is a file, `out=` is not", "--out=x is a file, --out= is not"),
-        # No flags of this command.
-        ("`margin` must be positive, and `log_dir=1`", "`margin` must be positive, and `log_dir=1`"),
-    ],
-)
-def test_arguments_are_shown_as_flags(message, expected):
-    command = Command("try", print, Flags(Some), "", {"folder": "out"})
-    assert command.as_flags(message) == expected
-    record = logging.LogRecord("absl", logging.WARNING, "", 0, "%s", (message,), None)
-    assert Formatter(command).format(record) == expected
-
 
 RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
 # By command, flags the last of which has no effect, and what lets it have one.
@@ -172,8 +132,6 @@ def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):
     """An existing file may have commas in its name."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a,b.jpg").write_text("")
-    values = Flags(Some)
-    values.parse([])
-    assert values.queries == []
+    values = load("search").flags
     values.parse(["--queries=a,b.jpg", "--queries=*.png,c.jpg"])
     assert values.queries == ["a,b.jpg", "*.png", "c.jpg"]

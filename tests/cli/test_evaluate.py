@@ -1,7 +1,6 @@
 """`tfdml evaluate`: the same numbers wherever a model lies, comparisons, and whitening."""
 
 import json
-import shutil
 
 import keras
 import numpy as np
@@ -133,18 +132,6 @@ def test_embeddings_of_other_images_than_the_data_set(forms, commands, tmp_path,
     assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
     assert "<html" in (tmp_path / "same.html").read_text()[:200]
     assert "calibrated to far=0.02" in (tmp_path / "run.html").read_text()
-
-
-@pytest.mark.slow
-def test_two_runs_query_by_query(finished_run, command, tmp_path):
-    first, second = tmp_path / "plain", tmp_path / "regularized"
-    for folder in (first, second):
-        shutil.copytree(finished_run, folder)
-    done = command("evaluate", f"--compare={first},{second}", f"--json={tmp_path / 'c.json'}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    (difference,) = json.loads((tmp_path / "c.json").read_text())["differences"]
-    assert difference["run"] == "regularized"
-    assert difference["over_classes"]["recall@8"] == [0, 0, 0, 0]
 
 
 def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):

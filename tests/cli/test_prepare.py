@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.cli import commands
-from tests.data.preparations import images_of_kinds, picture
+from tests.data.preparations import images_of_kinds
 from tfdml.data import load
 
 
@@ -29,22 +29,3 @@ def test_a_folder_of_photos_becomes_a_small_one(photos, tmp_path):
         assert source.class_names == copy.class_names
         assert min(min(copy.images.size(row)) for row in range(len(copy))) == 20
     assert commands.run("prepare", *flags)[0] == 2  # the folder holds files already
-
-
-@pytest.mark.slow
-def test_bad_images_are_listed(photos, tmp_path):
-    (photos / "class 0 é" / "00.jpg").write_bytes(b"")
-    (photos / "class 3 é" / "20.jpg").write_bytes(picture(0)[:-30])
-    flags = ["--dataset=folder", f"--data_dir={photos}"]
-    status, printed, _ = commands.run("prepare", *flags, "--check_only")
-    assert status == 2
-    assert f"{photos}/class 0 é/00.jpg: empty file" in printed
-    assert f"{photos}/class 3 é/20.jpg: truncated JPEG" in printed
-
-    out = [f"--out={tmp_path / 'out'}"]
-    assert commands.run("prepare", *flags, *out)[0] == 2
-    assert not (tmp_path / "out").exists()
-    status, _, errors = commands.run("prepare", *flags, *out, "--bad_images=skip")
-    assert status == 0, errors
-    path = tmp_path / "out" / "images.csv"
-    assert len(load("list", path)) + len(load("list", path, "test")) == 22

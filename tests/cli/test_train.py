@@ -37,14 +37,6 @@ def test_the_run_folder_holds_what_it_promises(finished_run):
     assert not list(finished_run.rglob(".partial*"))
 
 
-def test_dry_run_prints_the_experiment_and_writes_nothing(tiny_flags, tmp_path):
-    status, printed, errors = commands.run("train", *tiny_flags, f"--run_dir={tmp_path / 'run'}", "--dry_run")
-    assert status == 0, errors
-    for expected in ("am_softmax", "jrs", "6 steps an epoch", "--embedding_dim=16"):
-        assert expected in printed
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
     def train(*_, **__):
         raise Interrupted(signal.SIGTERM, "the checkpoint of step 3 is saved")
@@ -52,11 +44,3 @@ def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
     monkeypatch.setattr(trainer, "train", train)
     status, _, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
     assert (status, errors) == (143, "train: stopped by SIGTERM: the checkpoint of step 3 is saved\n")
-
-
-def test_the_folder_of_several_seeds_is_no_model(tmp_path):
-    (tmp_path / "two" / "seed_3").mkdir(parents=True)
-    for path in ("flags.txt", "seed_3/embedder.keras"):
-        (tmp_path / "two" / path).write_text("--dataset=glyphs")
-    status, _, errors = commands.run("embed", f"--model={tmp_path / 'two'}", f"--out={tmp_path / 'e'}", "--unfinished")
-    assert (status, f"name the run of one seed, such as {tmp_path / 'two' / 'seed_3'}" in errors) == (2, True), errors

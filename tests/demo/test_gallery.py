@@ -65,11 +65,7 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
     assert gallery.classes == ["blue"] * 3 + ["red"] * 3
     assert gallery.embeddings.argmax(axis=1).tolist() == [2] * 3 + [0] * 3
     assert gallery.picture(4, 8)[:2] == b"\xff\xd8"
-    assert "1 images are left out, the first is" in capsys.readouterr().err
-    for path in tmp_path.rglob("*.png"):
-        path.write_bytes(b"\x89PNG\r\n\x1a\n")
-    with pytest.raises(UserError, match=r"no image of .* can be decoded"):
-        open_gallery(str(tmp_path), Colors())
+    assert "1 images are left out" in capsys.readouterr().err
 
 
 def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):

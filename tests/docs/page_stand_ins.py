@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+from unittest import mock
 
 import numpy as np
 
@@ -24,11 +25,8 @@ def data_sets(train, test):
             return load(name, data_dir, split, **options)
         return train if split == "train" else test
 
-    tfdml.data.load = stood_in
-    try:
+    with mock.patch.object(tfdml.data, "load", stood_in):
         yield
-    finally:
-        tfdml.data.load = load
 
 
 def write_weights(folder: pathlib.Path) -> None:
@@ -69,8 +67,6 @@ def names_of_pages(names: dict) -> dict:
         "dataset": test,
         "runs": ["runs/cars_jrd", "runs/cars_am"],
         "embeddings": vectors["test"],
-        "embeddings_of_jrd": vectors["test"],
-        "embeddings_of_am": vectors["test"][:, :8],
         "other_embeddings": vectors["test"][:, :8],
         "labels": test.labels // 4,  # 16 images of each class, for ten disjoint parts
         "train_embeddings": vectors["train"],
@@ -84,7 +80,6 @@ def names_of_pages(names: dict) -> dict:
         "batches": test_batches,
         "evaluation_batches": test_batches,
         "training_batches": tfdml.data.evaluation_batches(train, view, 100),
-        "pooled_features": vectors["train"],
         "learner": learner,
         "images": names["views"],
         "evaluate_retrieval": tfdml.evaluation.evaluate_retrieval,

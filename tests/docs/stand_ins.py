@@ -11,6 +11,7 @@ import functools
 import importlib
 import os
 import pathlib
+from unittest import mock
 
 import keras
 import numpy as np
@@ -71,13 +72,11 @@ def short_training():
         kwargs.update(epochs=1, steps_per_epoch=1, verbose=0)
         return fit(self, *args, **kwargs)
 
-    spans = Trainer._spans
-    # A run calls `fit` until it has made all of its steps.
-    keras.Model.fit, Trainer._spans = one_step, lambda self: iter([(0, 1)])
-    try:
+    def one_span(self):  # a run calls `fit` until it has made all of its steps
+        return iter([(0, 1)])
+
+    with mock.patch.object(keras.Model, "fit", one_step), mock.patch.object(Trainer, "_spans", one_span):
         yield
-    finally:
-        keras.Model.fit, Trainer._spans = fit, spans
 
 
 @contextlib.contextmanager
@@ -88,11 +87,8 @@ def untrained_exports():
     def any_recall(self, name):
         return dataclasses.replace(tolerance(self, name), max_recall_drop=1.0)
 
-    tfdml.export.ExportOptions.tolerance = any_recall
-    try:
+    with mock.patch.object(tfdml.export.ExportOptions, "tolerance", any_recall):
         yield
-    finally:
-        tfdml.export.ExportOptions.tolerance = tolerance
 
 
 def _glyphs(split, num_classes=64):

