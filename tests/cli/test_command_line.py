@@ -1,6 +1,5 @@
 """Flags that have no effect next to the others, signals, and paths."""
 
-import dataclasses
 import os
 import signal
 import sys
@@ -11,14 +10,9 @@ import pytest
 from tests.cli import commands
 from tests.cli.commands import load
 from tests.docs.files import write_photos
-from tests.experiments import ROOT, experiment_of
 from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, Flags
-from tfdml.flags import in_vain, read_flag_files
 from tfdml.io import files
-from tfdml.io.files import parse_flags
-from tfdml.training import Experiment
-from tfdml.training.settings import EFFECTS as SETTINGS
 
 RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
 # By command, flags the last of which has no effect, and what lets it have one.
@@ -73,19 +67,6 @@ def test_a_resumed_run_is_judged_by_its_own_settings(tmp_path):
     assert (status, "--classes_per_batch=8 has no effect" in errors) == (2, True), errors
     status, _, errors = commands.run("train", *given, "--batch_size=8", "--dry_run", "--dataset=none")
     assert "no effect" not in errors
-
-
-def set_in_files(path):
-    """The values of all settings of a flag file, and the settings that it, or a file that it names, sets."""
-    written = parse_flags("\n".join(read_flag_files([f"--flagfile={path}"])))
-    values = dataclasses.asdict(experiment_of(f"--flagfile={path.relative_to(ROOT)}", run_dir="unused"))
-    written.pop("recipe", None)
-    return values, [name for name in written if values[name] != getattr(Experiment, name)]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.flags")), ids=lambda path: path.stem)
-def test_no_flag_of_a_shipped_file_is_in_vain(path):
-    assert not in_vain(SETTINGS, *set_in_files(path))
 
 
 def ended(command, tmp_path, number):

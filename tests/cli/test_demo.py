@@ -48,10 +48,7 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     assert demo.calibration.num_images == 24
     image = (folder / "photos" / "b" / "3.png").read_bytes()
     (nearest,) = demo.neighbors(image, 1)
-    assert demo.gallery.names[nearest["row"]] == "b/3.png"
-    assert nearest["distance"] == pytest.approx(0, abs=1e-3)
-    assert nearest["accepted"] is True
-    assert demo.gallery.picture(nearest["row"], 64)[:2] == b"\xff\xd8"
+    assert (demo.gallery.names[nearest["row"]], nearest["accepted"]) == ("b/3.png", True)
 
 
 def test_this_machine_needs_no_token_and_another_dimension_is_refused(commands, folder, served):

@@ -112,7 +112,7 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
 
 
 @pytest.mark.slow
-def test_embeddings_of_other_images_than_the_data_set(forms, commands, tmp_path, monkeypatch):
+def test_embeddings_of_other_images_than_the_data_set(finished_run, commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     dataset = load("glyphs", split="test", images_per_class=4, size=32)
     points = np.random.default_rng(0).normal(size=(428, 4)).astype(np.float32)
@@ -120,17 +120,15 @@ def test_embeddings_of_other_images_than_the_data_set(forms, commands, tmp_path,
     np.savez(tmp_path / "bare.npz", embeddings=points)
     np.savez(tmp_path / "other.npz", embeddings=points, labels=np.roll(dataset.labels, 1))
     lines = [
-        ["--model=same.npz", *DATA, "--report=same.html", "--json=same.json"],
+        ["--model=same.npz", *DATA, "--json=same.json"],
         ["--model=bare.npz", *DATA, "--json=bare.json"],
         ["--model=other.npz", *DATA],
-        [f"--model={forms['run']}", "--report=run.html", "--task=verification", "--target=far=0.02"],
+        [f"--model={finished_run}", "--report=run.html", "--task=verification", "--target=far=0.02"],
     ]
     answers = [commands.run("evaluate", *flags) for flags in lines]
     assert [status for status, _, _ in answers] == [0, 0, 2, 0], answers
-    assert "other classes than glyphs (test)" in answers[2][2]
     same, bare = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("same", "bare"))
     assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
-    assert "<html" in (tmp_path / "same.html").read_text()[:200]
     assert "calibrated to far=0.02" in (tmp_path / "run.html").read_text()
 
 

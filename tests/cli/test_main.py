@@ -32,17 +32,6 @@ def test_help_and_configs_do_not_load_tensorflow():
     assert done.stdout.endswith("LOADED []\n"), done.stderr
 
 
-def test_a_reader_that_has_had_enough_ends_the_command_without_a_word():
-    # The reader closes the pipe before the command writes.
-    program = "import sys, tfdml.cli; sys.stdin.read(); tfdml.cli.main(['--help'])"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", program], **pipes, text=True, cwd=ROOT) as process:
-        process.stdout.close()
-        process.stdout = None
-        _, errors = process.communicate("")
-    assert (process.returncode, errors) == (0, "")
-
-
 def test_unknown_commands_and_flags_are_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_load_tensorflow", None)
     for words, nearest in ((("trian", "--epochs=1"), "train"), (("train", "--data_dir=x", "--epoch=1"), "epochs")):

@@ -4,8 +4,6 @@ import json
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -103,10 +101,6 @@ def test_words_find_images(commands, model, vectors, tmp_path):
     stored = read_embeddings(tmp_path / "texts")
     assert list(stored.names) == list(stored.classes) == items.texts
     np.testing.assert_allclose(stored.embeddings, texts, atol=1e-6)
-    (tmp_path / "lines.txt").write_text("letter A\nletter A\nletter B\n")
-    lines = f"--texts={tmp_path / 'lines.txt'}"
-    status, said, errors = commands.run("embed", f"--model={model}", lines, f"--out={tmp_path / 'lines'}")
-    assert (status, said.split()[0]) == (0, "2"), errors
 
     gallery = f"--gallery={tmp_path / 'images'}"
     status, said, errors = commands.run("search", gallery, f"--model={model}", f"--text={items.texts[5]}", "--k=1")
@@ -170,21 +164,6 @@ def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monke
     assert (status, "60 images of 30 classes" in said) == (0, True), errors
 
 
-SERVED = """
-import sys
-import tensorflow as tf
-
-assert not any(name.startswith("tfdml") for name in sys.modules)
-signatures = tf.saved_model.load(sys.argv[1]).signatures
-image = tf.io.encode_png(tf.fill((20, 20, 3), tf.constant(9, tf.uint8)))
-vectors = [
-    signatures["embed_texts"](texts=tf.constant(["LATIN SMALL LETTER A", "b"]))["embedding"],
-    signatures["serving_default"](image_bytes=tf.constant([image.numpy()]))["embedding"],
-]
-print([len(vector) for vector in vectors], (vectors[0] @ tf.transpose(vectors[1])).shape)
-"""
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_page_run_from_training_to_a_saved_model(commands, tmp_path, monkeypatch):
     page = (ROOT / "docs" / "texts.md").read_text(encoding="utf-8")
@@ -209,7 +188,3 @@ def test_the_commands_of_the_page_run_from_training_to_a_saved_model(commands, t
             key = f"{direction}/{name}"
             assert result["metrics"][key] == pytest.approx(measured[direction][name], abs=2e-3)
             assert best["test"][key] == pytest.approx(result["metrics"][key])
-    alone = subprocess.run(
-        [sys.executable, "-c", SERVED, "models/letters/1"], check=True, capture_output=True, text=True
-    )
-    assert "[2, 1] (2, 1)" in alone.stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import doctest
 import importlib
 import pathlib
@@ -82,24 +81,11 @@ def run_docstrings(module: str, names: dict[str, Any]) -> str:
         module: Its dotted name.
         names: What the examples may use besides the module's own names.
     """
-    imported = importlib.import_module(module)
-    source = pathlib.Path(imported.__file__ or "").read_text()
-    parser, report = doctest.DocTestParser(), list[str]()
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
-            continue
-        text = ast.get_docstring(node) or ""
-        if ">>>" not in text:
-            continue
-        name = f"{module}.{getattr(node, 'name', '')}"
-        example = parser.get_doctest(text, {**names, **vars(imported)}, name, imported.__file__, _line_of(node))
+    imported, report = importlib.import_module(module), list[str]()
+    for example in doctest.DocTestFinder().find(imported, module, globs={**names, **vars(imported)}):
         runner = doctest.DocTestRunner(checker=NumberChecker(), verbose=False, optionflags=doctest.ELLIPSIS)
         runner.run(example, out=report.append, clear_globs=False)
     return "".join(report)
-
-
-def _line_of(node: ast.AST) -> int:
-    return node.body[0].lineno - 1  # type: ignore[attr-defined]
 
 
 class Block(NamedTuple):

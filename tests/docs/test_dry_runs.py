@@ -22,16 +22,17 @@ TREES = {"cars196": (98, 2), "omniglot": (40, 5), "sop": (12, 2), "cub200": (12,
 
 
 # What makes no other dry run.
+# What is not there: a run to resume, networks of KerasHub, a module of the user's own.
+NOT_HERE = {"--resume", "--pooling", "--drop", "--import"}
 OF_PLACE = ("--run_dir", "--data_dir", "--weights", "--out", "--model", "--dry_run")
 
 
-def lines_of(command, without=()):
-    """The command lines of the pages, each once, by where it stands; fragments and those with a flag `without` are
-    left out."""
+def training_commands():
+    """Those of the pages, each once, by where it stands, without fragments and those of `NOT_HERE`."""
     found = {}
     for where, line, match in _command_lines():
-        words = tuple(_arguments(line)) if match["command"] == command and "..." not in line else ()
-        if words and not {word.partition("=")[0] for word in words} & set(without):
+        words = tuple(_arguments(line)) if match["command"] == "train" and "..." not in line else ()
+        if words and not {word.partition("=")[0] for word in words} & NOT_HERE:
             key = frozenset(word for word in words if word.partition("=")[0] not in OF_PLACE)
             found.setdefault(key, (words, where))
     return [pytest.param(list(words), id=f"{where} {words[0][2:40]}") for words, where in found.values()]
@@ -83,9 +84,8 @@ def of_data(words, trees):
     return [f"--data_dir={trees / name}", *([] if name == "folder" else ["--dataset_options=check_counts=false"])]
 
 
-# What is not there: a run to resume, networks of KerasHub, a module of the user's own.
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("words", lines_of("train", ("--resume", "--pooling", "--drop", "--import")))
+@pytest.mark.parametrize("words", training_commands())
 def test_a_training_command_is_planned(words, trees, tmp_path):
     data = of_data(words, trees)
     words = [word for word in words if word.partition("=")[0] not in ("--data_dir", "--start_from")]

@@ -24,7 +24,7 @@ from tfdml.export.exporter import (
     faults_of,
     whole_classes,
 )
-from tfdml.export.saved_model import WARM_UP, prediction_log
+from tfdml.export.saved_model import WARM_UP
 from tfdml.models import Head
 
 FORMATS = ("saved_model", "litert_float32", "litert_int8")
@@ -110,14 +110,6 @@ def test_a_threshold_is_measured_read_from_a_file_or_refused(tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             choose(option, content)
-
-
-def test_a_prediction_log_has_the_bytes_that_protocol_buffers_give_it():
-    logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
-    log, long = logs.PredictionLog(), [b"ab" * 100]
-    log.predict_log.request.model_spec.signature_name = "s"
-    log.predict_log.request.inputs["x"].CopyFrom(tf.make_tensor_proto(long))
-    assert prediction_log("s", x=long) == log.SerializeToString(deterministic=True)
 
 
 @pytest.mark.slow
