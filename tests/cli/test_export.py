@@ -48,11 +48,7 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(out.read_text())["recall@1"] == pytest.approx(expected["recall@1"])
-    models = tmp_path / "models"
-    formats = "--formats=saved_model,litert_float32,litert_dynamic_range"
-    done = command("export", f"--run_dir={run}", "--moment_embedder", f"--out={models}", formats, "--min_cosine=0.9")
+    done = command("export", f"--run_dir={run}", "--moment_embedder", f"--out={tmp_path / 'models'}")
     assert done.returncode == 0, done.stderr[-3000:]
-    card = json.loads((models / "1" / "model_card.json").read_text())
-    assert card["embedding_dim"] == 16
-    for artifact in card["artifacts"].values():
-        assert artifact["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
+    card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
+    assert card["artifacts"]["saved_model"]["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)

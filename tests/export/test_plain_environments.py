@@ -3,21 +3,11 @@
 import numpy as np
 import pytest
 
-from tests.export.networks import picture, small_dataset, small_embedder
+from tests.export.networks import picture
 from tests.processes import run_python
-from tfdml.data import evaluation_batches, load
-from tfdml.data.transforms import EvaluationTransform
-from tfdml.export import Retriever, convert_litert
+from tfdml.data import load
+from tfdml.export import Retriever
 
-LITERT_ALONE = """
-import sys
-sys.modules.update(dict.fromkeys(("tensorflow", "keras", "tfdml")))  # importing them fails
-import numpy as np
-from ai_edge_litert.interpreter import Interpreter
-for file in sys.argv[2:]:
-    run = Interpreter(file).get_signature_runner()
-    np.save(file + ".npy", run(images=np.load(sys.argv[1]))["embedding"])
-"""
 TENSORFLOW_ALONE = """
 import sys
 sys.modules.update(dict.fromkeys(("keras", "tfdml")))
@@ -32,22 +22,6 @@ same = retriever.signatures["search_embedding"](embedding=vector, k=tf.constant(
 assert found["ids"].numpy().tolist() == same["ids"].numpy().tolist()
 print(found["ids"].numpy()[0, 0].decode())
 """
-
-
-@pytest.mark.slow
-def test_litert_files_run_with_ai_edge_litert_alone(tmp_path):
-    pytest.importorskip("ai_edge_litert")
-    embedder = small_embedder()
-    views = next(iter(evaluation_batches(small_dataset("train"), EvaluationTransform.of(embedder), 24)))[0].numpy()
-    np.save(tmp_path / "views.npy", views)
-    files = {precision: tmp_path / f"{precision}.tflite" for precision in ("float32", "int8")}
-    for precision, file in files.items():
-        file.write_bytes(convert_litert(embedder, precision, views))
-    run_python("-c", LITERT_ALONE, tmp_path / "views.npy", *files.values(), cwd=tmp_path)
-    expected = np.asarray(embedder(views))
-    for precision, file in files.items():
-        cosines = (np.load(f"{file}.npy") * expected).sum(axis=1)
-        assert cosines.min() >= (0.99 if precision == "int8" else 0.995)
 
 
 @pytest.mark.slow
