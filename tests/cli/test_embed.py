@@ -17,22 +17,15 @@ from tfdml.errors import UserError
 SIZES = ["--split=all", "--batch_size=16", "--rows_per_file=64"]
 
 
-@pytest.fixture(scope="module")
-def embedded(finished_run, command, tmp_path_factory):
-    """The folder of an uninterrupted pass over both splits in batches of 16."""
-    out = tmp_path_factory.mktemp("embeddings") / "whole"
-    done = command("embed", f"--model={finished_run}", f"--out={out}", *SIZES)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "1,280 embeddings of 16 dimensions" in done.stdout
-    return out
-
-
 def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.slow
-def test_what_is_written(embedded, finished_run):
+def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, command, tmp_path):
+    embedded = tmp_path / "whole"
+    done = command("embed", f"--model={finished_run}", f"--out={embedded}", *SIZES)
+    assert done.returncode == 0, done.stderr[-3000:]
     stored = read_embeddings(embedded)
     assert stored.embeddings.shape == (1280, 16)
     np.testing.assert_allclose(np.linalg.norm(stored.embeddings, axis=1), 1.0, atol=1e-5)
@@ -45,9 +38,6 @@ def test_what_is_written(embedded, finished_run):
     assert stored.manifest["model"]["source"] == str(finished_run)
     assert stored.manifest["dataset"] == {"name": "glyphs", "options": "images_per_class=4, size=32", "split": "all"}
 
-
-@pytest.mark.slow
-def test_killed_and_run_again_gives_the_same_bytes(embedded, finished_run, command, tmp_path):
     flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", *SIZES]
     started = subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "embed"), *flags],

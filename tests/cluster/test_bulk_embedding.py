@@ -69,15 +69,6 @@ def session():
         yield ray
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _loaded_once():
-    """A model is loaded once for the tests, not for each of them."""
-    before = backends.load_backend
-    backends.load_backend = functools.cache(before)
-    yield
-    backends.load_backend = before
-
-
 def run(models, photos, out, form="litert", stop_after=None, progress=lambda *_: None, sizes=(4, 5), **cluster):
     """Embed what is missing, in this process or over Ray; stopped after some parts as by a kill.
 
