@@ -309,7 +309,6 @@ LABELS, PARTITION = "image_class_labels.txt", "list_eval_partition.txt"
         (read_cub200, LABELS, "2 1\n4 201\n7 3\n", "line 2: class"),
         (read_inshop, PARTITION, "", "header"),
         (read_inshop, PARTITION, f"1\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", "no query"),
-        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 1 1 b c.JPG\n", "line 2"),
         (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", "two super-classes"),
     ],
 )

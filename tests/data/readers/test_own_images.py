@@ -159,6 +159,12 @@ def _names(dataset):
     return [path.rsplit("/", 1)[1] for path in dataset.images.paths]
 
 
+def test_classes_in_both_splits_are_warned_of(write, caplog):
+    with caplog.at_level("WARNING", logger="absl"):
+        _both(write("path,label,split\na.jpg,1,train\nb.jpg,1,test\nc.jpg,1,test\nd.jpg,2,train\n"))
+    assert "1 classes are in both" in caplog.text
+
+
 def test_names_are_numbered_in_sorted_order_over_both_splits(write):
     path = write("path,label,split\na.jpg,dog,test\nb.jpg,cat,train\nc.jpg,ant,test\nd.jpg,Ökapi,train\n")
     train, test = _both(path)
