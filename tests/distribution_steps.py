@@ -95,7 +95,7 @@ def two_views():
     terms = [
         objectives.SoftmaxAcrossViews(scale=5.0),
         objectives.SigmoidAcrossViews(scale=2.0, bias=-1.0),
-        objectives.AcrossViews(losses.ContrastiveLoss(1.3, "euclidean"), shared="left_out"),
+        objectives.AcrossViews(losses.ContrastiveLoss(1.3, "euclidean")),
     ]
     embedder = tiny_embedder()
     text = models.Head(8, embedder.embedding_dim, name="texts")
@@ -170,7 +170,7 @@ LEARNERS = {
     "curricular": lambda: learner(
         [
             objectives.CurricularFace(3, scale=4.0, momentum=0.5, drop_highest=0.3),
-            objectives.InstanceLoss(3, use_bias=True),
+            objectives.InstanceLoss(3),
         ]
     ),
     "learned": lambda: learner(

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-from tests import references
-
 
 def moments(features, projections, orders, mode="cascaded", scaled=True):
     """Order -> (B, d), by algorithm 1 and eq. 8 (cascaded) or eq. 4 (independent, random).
@@ -41,9 +39,3 @@ def embeddings(features, projections, dense, orders, mode="cascaded", reduction=
     found = moments(features, projections, orders, mode)
     matrices = dense or [np.eye(found[orders[0]].shape[1])] * len(orders)
     return {k: unit(found[k] @ np.asarray(matrix, np.float64)) for k, matrix in zip(orders, matrices, strict=True)}
-
-
-def moment_loss(labels, vectors, loss=references.contrastive, weights=None):
-    """Eq. 7: the weighted sum over orders of loss(labels, vectors)."""
-    weights = weights or [1.0] * len(vectors)
-    return sum(weight * loss(labels, x) for weight, x in zip(weights, vectors.values(), strict=True))

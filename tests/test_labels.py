@@ -73,6 +73,7 @@ WRONG = {
     "large float32": (2**24 + 2 * LABELS).astype("float32"),
     "large float64": 2.0**53 + 2 * LABELS,
     "objects": np.array([None, *LABELS[1:]], object),
+    "multi-hot": np.tri(8, 2, dtype=bool),
     "one-hot": np.eye(2)[LABELS],
 }
 

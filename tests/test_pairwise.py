@@ -11,9 +11,7 @@ from tests.far_vectors import NAMES, far_vectors
 from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
 from tfdml import pairwise
 from tfdml.errors import UserError
-from tfdml.evaluation import evaluate_retrieval
 from tfdml.losses import ContrastiveLoss
-from tfdml.mining import shares_a_label
 from tfdml.pairs import Pairs
 
 KINDS = pairwise.DISTANCES
@@ -64,18 +62,6 @@ def test_duplicates_are_at_distance_exactly_zero(size, dim, jitted):
     assert np.all(np.diagonal(squared.numpy()) == 0)
 
 
-def test_duplicates_are_at_distance_zero_where_products_depend_on_their_place(monkeypatch):
-    """As on some processors: the last digits of a product of equal rows are those of its place in the matrix."""
-    x = random_batch(0, 33, 1, 128)[1]
-    x = np.concatenate([x, x])
-    places = np.random.default_rng(1).choice([-2, 0, 2], (66, 66)) * np.finfo(np.float32).eps
-    exact = pairwise.dot_products
-    monkeypatch.setattr(pairwise, "dot_products", lambda x, y: exact(x, y) * (1 + places).astype("float32"))
-    value, (gradient,) = value_and_gradients(lambda e: ops.sum(ops.diagonal(distances("euclidean", e), 33)), x)
-    assert value == 0
-    np.testing.assert_array_equal(gradient, 0)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_no_vector_blurs_the_distances_of_others_nor_their_gradient(name):
     x = far_vectors(name, size=24)
@@ -95,24 +81,6 @@ def test_no_vector_blurs_the_distances_of_others_nor_their_gradient(name):
         assert np.all(np.abs(sum(gradients) - 2 * slopes) <= 1e-3 * largest)
     itself = np.eye(len(x), dtype=bool)
     assert np.all(np.diagonal(pairwise.squared_distances(x, x, itself)) == 0)
-
-
-def test_a_pair_far_away_leaves_the_loss_and_the_gradient_of_the_others():
-    labels = np.array([0, 0, 1, 1, 2, 2])
-    near = random_batch(5, 4, 2, 3, unit=False)[1] / 2
-    x = np.concatenate([near, np.float32(1e4) + np.array([[0, 0, 0], [0.25, 0.5, 0]], np.float32)])
-    loss = ContrastiveLoss(margin=1.0, distance="euclidean", average="all")
-    value, (gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
-
-    def reference(e):
-        found = [references.distance(e[i], e[j], "euclidean") for i, j in references.positive_pairs(labels)]
-        apart = [max(1 - references.distance(e[i], e[j], "euclidean"), 0) for i, j in references.negative_pairs(labels)]
-        return np.mean(found) + np.mean(apart)
-
-    assert value == pytest.approx(reference(x), rel=1e-5)
-    (expected,) = finite_differences(reference, x)
-    assert np.abs(expected[:4]).max() > 0.05
-    assert_close(gradient, expected, 1e-3, floor=1e-5)
 
 
 def rounded_to_ten_bits(x):
@@ -160,50 +128,7 @@ def test_normalizing_next_to_nothing_gives_nothing(tiny):
     np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        [[3], [1], [3]],
-        np.array([3.0, 1.0, 3.0], "float64"),
-        tf.constant([3, 1, 3]),
-        tf.constant([[3.0], [1.0], [3.0]]),
-        np.array([3, 1, 3], object),
-    ],
-    ids=lambda labels: f"{type(labels).__name__}{getattr(labels, 'dtype', '')}{np.shape(labels)}",
-)
-def test_labels_of_every_usual_form_are_accepted(labels):
-    result = pairwise.as_labels(labels)
-    assert "int" in keras.backend.standardize_dtype(result.dtype)
-    np.testing.assert_array_equal(np.asarray(result), [3, 1, 3])
-
-
-@pytest.mark.parametrize("labels", [np.eye(3), [[0, 1], [1, 0]], np.zeros((2, 2, 1)), 3])
-def test_labels_that_are_no_vector_are_refused(labels):
-    with pytest.raises(ValueError, match="labels must have shape"):
-        pairwise.as_labels(labels)
-
-
-FORMS = [np.array, tf.constant]
 NUMBERS = r"np.unique\(labels, return_inverse=True\)\[1\]"
-WRONG_LABELS = {
-    "names": (["cat", "dog", "cat", "dog"], f"must be integers, not names.*{NUMBERS}"),
-    "halves": ([0.5, 0.5, 1.5, 1.5], rf"must be integers; 0\.5 is not a whole number.*{NUMBERS}"),
-    "not finite": ([0.0, 0.0, np.nan, np.nan], "must be integers; nan is not a whole number"),
-    "one-hot": (np.eye(4), r"not \(4, 4\): labels.argmax\(axis=1\) makes such of one-hot rows"),
-    "multi-hot": (np.tri(4, dtype=bool), r"positives=tfdml.mining.shares_a_label .*evaluation.* not offered"),
-}
-
-
-@pytest.mark.parametrize("make", FORMS)
-@pytest.mark.parametrize(("labels", "message"), WRONG_LABELS.values(), ids=WRONG_LABELS)
-def test_wrong_labels_are_refused_with_advice_by_training_and_evaluation(labels, message, make):
-    points = np.random.default_rng(0).normal(size=(4, 3)).astype("float32")
-    with pytest.raises(UserError, match=message):
-        evaluate_retrieval(points, make(labels), metrics=["recall@1"])
-    if make is tf.constant and np.ndim(labels) == 2:
-        message = "argmax.*shares_a_label"  # of a tensor only the shape is looked at
-    with pytest.raises(UserError, match=message):
-        ContrastiveLoss()(make(labels), points)
 
 
 def test_names_and_rows_are_refused_within_a_graph():
@@ -211,13 +136,6 @@ def test_names_and_rows_are_refused_within_a_graph():
     for labels, message in ((tf.constant(list("abab")), "not names"), (tf.eye(4), "argmax")):
         with pytest.raises(ValueError, match=message):
             tf.function(ContrastiveLoss(), autograph=False)(labels, points)
-
-
-def test_multi_hot_rows_of_booleans_train_by_their_relation():
-    points, rows = np.eye(3, dtype="float32"), np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]])
-    loss = ContrastiveLoss(positives=shares_a_label)
-    for make in FORMS:
-        assert float(loss(make(rows.astype(bool)), points)) == float(loss(rows, points))
 
 
 def test_labels_whose_rank_the_graph_does_not_know_are_accepted():
@@ -237,14 +155,6 @@ def test_large_ids_do_not_collide(base, make):
         labels = tf.constant([base, base + 1, base], tf.int64)
     labels = pairwise.as_labels(labels)
     np.testing.assert_array_equal(pairwise.together(labels, labels)[0], [True, False, True])
-
-
-@pytest.mark.parametrize("axis", [None, 0, 1])
-def test_masked_mean_of_nothing_is_zero(axis):
-    values, mask = ops.convert_to_tensor([[np.nan, 2.0], [np.inf, 4.0]], "float32"), np.array([[0, 1], [0, 1]], bool)
-    assert np.all(np.asarray(pairwise.masked_mean(values, np.zeros((2, 2), bool), axis)) == 0)
-    if axis is None:
-        assert float(pairwise.masked_mean(values, mask)) == 3.0
 
 
 def fit_plainly(y, **options):
@@ -270,16 +180,6 @@ def test_labels_that_keras_would_merge_are_refused_by_plain_fit(labels):
     with pytest.warns(UserWarning, match="give integers"):
         loss = fit_plainly(labels, jit_compile=True)
     assert np.isnan(loss)
-
-
-def test_whole_floats_booleans_and_columns_train_in_plain_fit_as_integers_do():
-    expected = fit_plainly(CLASSES, jit_compile=False)
-    assert_close(fit_plainly(CLASSES[:, None], jit_compile=False), expected)
-    with pytest.warns(UserWarning, match="give integers"):
-        of_floats = fit_plainly(CLASSES.astype("float64"), jit_compile=False)
-    assert_close(of_floats, expected)
-    flags = CLASSES > 1
-    assert_close(fit_plainly(flags, jit_compile=False), fit_plainly(flags.astype("int32"), jit_compile=False))
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])

@@ -121,11 +121,7 @@ GROUPS = [
     cases(losses.VICRegLoss, references.vic_reg, 25.0, 25.0, 1.0, 1.0),
     cases(losses.VICRegLoss, references.vic_reg, 1.0, 0.5, 2.0, 0.3),
     *triplets(),
-    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "euclidean", "all"),
-    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "euclidean", "active"),
-    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "sqeuclidean", "all"),
-    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "cosine", "active"),
-    cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, "dot", "all"),
+    *(cases(losses.QuadrupletLoss, references.quadruplet, 0.3, 0.2, kind) for kind in MARGINS),
     *(cases(losses.NPairLoss, references.n_pair, l2) for l2 in (0.0, 0.003)),
     *(cases(losses.NPairLoss, scaled_n_pair, 0.0, scale) for scale in (2.0, 10.0)),
     *(cases(losses.AngularLoss, references.angular, degrees) for degrees in (45.0, 36.0, 40.0, 65.0)),
@@ -178,45 +174,6 @@ def by_mode(chosen):
     rows = [("eager", name) for name in chosen] + [("xla", name) for name in chosen if name in FIRST]
     parameters = [pytest.param(chosen[name], mode, id=f"{mode} {name}", marks=_marks(name)) for mode, name in rows]
     return pytest.mark.parametrize(("case", "mode"), parameters)
-
-
-ALONE = ("one image",)
-NO_POSITIVE = (*ALONE, "no positive", "two images of two classes")
-NO_PAIR = (*NO_POSITIVE, "no negative")
-#: On which degenerate batches a loss has nothing to learn.
-NOTHING = [
-    (losses.ContrastiveLoss(), ALONE),
-    (losses.CosineContrastiveLoss(), ALONE),
-    (losses.CosineSimilarityLoss(), ALONE),
-    (losses.BinomialDevianceLoss(), ALONE),
-    (losses.MarginLoss(), NO_POSITIVE),
-    (losses.RankedListLoss(), ALONE),
-    *((losses.TripletLoss(mining=mining), NO_PAIR) for mining in MINING),
-    *((losses.QuadrupletLoss(average=average), NO_PAIR) for average in ("all", "active")),
-    (losses.NPairLoss(), NO_PAIR),
-    (losses.AngularLoss(), NO_PAIR),
-    (losses.NTXentLoss(), NO_PAIR),
-    (losses.SoftNearestNeighborLoss(), NO_PAIR),
-    (losses.TupletMarginLoss(variance_weight=0.0), NO_PAIR),
-    (losses.MultiSimilarityLoss(), (*ALONE, "no negative")),
-    (losses.LiftedStructureLoss(), NO_PAIR),
-    (losses.GeneralizedLiftedStructureLoss(), NO_PAIR),
-    (losses.CircleLoss(), NO_PAIR),
-    (losses.SupConLoss(), NO_POSITIVE),
-    (losses.HistogramLoss(), NO_POSITIVE),
-    (losses.FastAPLoss(), NO_POSITIVE),
-    (losses.SmoothAPLoss(), NO_POSITIVE),
-    (losses.RecallAtKLoss(), NO_POSITIVE),
-]
-#: Arguments that are refused, and how.
-REFUSED = [
-    (lambda: losses.ContrastiveLoss(distance="l2"), "distance must be one of"),
-    (lambda: losses.CosineSimilarityLoss(low=1.0), "high must be above low, 1, not 1"),
-    (lambda: losses.RankedListLoss(margin=0.4, boundary=0.3), r"boundary must be at least 0\.4, not 0\.3"),
-    (lambda: losses.TripletLoss(mining="easy"), "mining must be one of all, hard"),
-    (lambda: losses.NPairLoss(l2=0.002, scale=10.0), "give one of the two"),
-    (lambda: losses.RecallAtKLoss(k=4), r"k must be a list of positive integers such as \[1, 2, 4\], not 4"),
-]
 
 
 def check_contract(loss):

@@ -87,7 +87,7 @@ def triplet(labels, x, margin=0.1, mining="all", kind="sqeuclidean", average="ac
     return value if reduction == "sum" else ratio(value, active if average == "active" else mined)
 
 
-def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", average="all", reduction="mean"):
+def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", reduction="mean"):
     """RankMI eq. 12: per image, the mean over its triplets and the mean over its quadruplets."""
     value = 0.0
     everywhere = [distance(x[k], x[n], kind) for k in range(len(x)) for n in negatives(labels, k)]
@@ -95,8 +95,7 @@ def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", average
         own = [distance(x[i], x[k], kind) for k in negatives(labels, i)]
         for far, gap in ((own, margin), (everywhere, pair_margin)):
             hinges = [max(distance(x[i], x[j], kind) - d + gap, 0.0) for j in positives(labels, i) for d in far]
-            counted = [hinge for hinge in hinges if hinge > 0] if average == "active" else hinges
-            value += mean(counted)
+            value += mean(hinges)
     return value if reduction == "sum" else ratio(value, len(x))
 
 

@@ -30,7 +30,7 @@ MAPS, VECTORS = (3, 5, 6, 4), (7, 4)
 LAYERS = {
     "InputScaling": ((2, 4, 4, 3), {"mode": "torch"}),
     "CeilMaxPooling2D": (MAPS, {}),
-    "LocalResponseNormalization": (MAPS, {"alpha": 0.5}),
+    "LocalResponseNormalization": (MAPS, {}),
     "GeneralizedMeanPooling2D": (MAPS, {}),
     "AttentionPooling2D": (MAPS, {}),
     "AttentionHeads": (MAPS, {"heads": 2}),

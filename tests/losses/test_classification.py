@@ -23,8 +23,6 @@ from tfdml.losses import (
     SphereFaceLoss,
     SubCenterArcFaceLoss,
 )
-from tfdml.objectives import ProxyLoss
-from tfdml.objectives.terms import build_objectives
 
 
 def sphere_face(labels, cosines, scale=30.0, margin=4, reduction="mean"):
@@ -141,30 +139,6 @@ def test_a_label_without_a_proxy_is_not_a_number(make, label):
     assert np.all(np.isfinite(np.delete(values, 2)))
 
 
-@pytest.mark.parametrize(
-    ("text", "make", "proxies_per_class"),
-    [
-        ("arc_face(scale=30, margin=0.3)", ArcFaceLoss, 1),
-        ("2 * proxy_anchor(alpha=16)", ProxyAnchorLoss, 1),
-        ("soft_triple(gamma=0.2)", SoftTripleLoss, 10),
-        ("soft_triple(proxies_per_class=1)", SoftTripleLoss, 1),
-        ("sub_center_arc_face(proxies_per_class=5)", SubCenterArcFaceLoss, 5),
-    ],
-)
-def test_objectives_give_them_proxies(text, make, proxies_per_class):
-    objective, jrs = build_objectives(f"{text} + jrs", num_classes=7)
-    assert isinstance(objective, ProxyLoss)
-    assert isinstance(objective.loss, make)
-    assert objective.class_proxies.proxies_per_class == proxies_per_class
-    x = {"embedding": keras.random.normal((4, 6), seed=0), "pooled": keras.random.normal((4, 8), seed=1)}
-    labels = keras.ops.array([0, 1, 6, 6])
-    assert math.isfinite(objective(x, labels))
-    # JRS reads one similarity per class, the nearest center's.
-    represented = objective.represent(x)
-    assert tuple(represented["class"].shape) == (4, 7)
-    assert math.isfinite(jrs({**x, **represented}, labels))
-
-
 @pytest.mark.parametrize("make", [AMSoftmaxLoss, NormSoftmaxLoss, ArcFaceLoss, SubCenterArcFaceLoss])
 def test_smoothing_is_keras_s_own(make):
     labels, cosines = similarities(make, 2)
@@ -186,55 +160,3 @@ def test_confident_images_keep_their_digits():
         losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines), plain_references.am_softmax(labels, cosines, 20.0, 0.0)
     )
     assert losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines) > 0
-
-
-@pytest.mark.parametrize("margin", [1, 2, 3, 4, 7])
-def test_sphere_face_falls_with_the_angle_without_a_jump(margin):
-    angles = np.linspace(0.0, math.pi, 400)
-    cosines = np.stack([np.cos(angles), np.zeros(400)], axis=1).astype("float32")
-    loss = SphereFaceLoss(scale=1.0, margin=margin)
-    logits = np.asarray(loss.logits(cosines, np.array([[True, False]] * 400)))[:, 0]
-    # Rounding of the angle at a boundary, where the slope is 0.
-    assert np.all(np.diff(logits) < 1e-5)
-    assert np.abs(np.diff(logits)).max() < 1.01 * margin * math.pi / 399
-    assert_close(logits[[0, -1]], [1.0, 1.0 - 2.0 * margin], 1e-5)
-
-
-def test_of_equal_centers_one_learns():
-    same = np.zeros((1, 2, 3), "float32")
-    _, (gradient,) = value_and_gradients(lambda s: SubCenterArcFaceLoss(scale=1.0)([0], s), same)
-    assert (gradient != 0).sum() == 2
-
-
-def test_arc_face_goes_on_beyond_pi_as_the_authors_do():
-    """On either side of pi - margin, values and slopes are those of the two forms."""
-    own = np.concatenate([np.linspace(-0.999, -0.885, 6), np.linspace(-0.87, -0.7, 6)])  # -cos(0.5) = -0.8776
-    cosines = np.stack([own, np.full(12, 0.3)], axis=1).astype("float32")
-    loss, labels = ArcFaceLoss(scale=4.0, margin=0.5, reduction="sum"), np.zeros(12, int)
-
-    def reference(c):
-        return references.arc_face(labels, c, scale=4.0, margin=0.5, reduction="sum")
-
-    value, (gradient,) = value_and_gradients(lambda c: loss(labels, c), cosines)
-    assert_close(value, reference(cosines))
-    assert_close(gradient, finite_differences(reference, cosines)[0], 1e-4)
-
-
-def test_losses_without_a_margin_or_a_choice_are_the_normalized_softmax():
-    labels, cosines = similarities(ArcFaceLoss)
-    expected = NormSoftmaxLoss(20.0)(labels, cosines)
-    assert_close(ArcFaceLoss(20.0, 0.0)(labels, cosines), expected)
-    assert_close(SoftTripleLoss(20.0, margin=0.0)(labels, cosines), expected)
-    same = np.repeat(cosines[:, :, None], 4, axis=2)
-    assert_close(SoftTripleLoss(20.0, margin=0.1)(labels, same), AMSoftmaxLoss(20.0, 0.1)(labels, cosines))
-
-
-def test_proxy_nca_is_the_paper_s_on_squared_distances():
-    generator = np.random.default_rng(2)
-    x, proxies = generator.normal(size=(4, 3)), generator.normal(size=(5, 3))
-    x, proxies = (a / np.linalg.norm(a, axis=1, keepdims=True) for a in (x, proxies))
-    squared = ((3 * x[:, None] - 3 * proxies[None]) ** 2).sum(-1)
-    labels = np.array([0, 1, 4, 4])
-    own = np.eye(5, dtype=bool)[labels]
-    expected = np.log(np.where(own, 0, np.exp(-squared)).sum(1)) + squared[own]
-    assert_close(ProxyNCALoss(scale=18.0).call(labels, (x @ proxies.T).astype("float32")), expected)

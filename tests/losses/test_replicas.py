@@ -3,12 +3,11 @@
 import functools
 import inspect
 
-import keras
 import numpy as np
 import pytest
 
 from tests.mathematics import assert_close, public_classes, random_batch
-from tests.played_replicas import play, sum_and_gradient
+from tests.played_replicas import sum_and_gradient
 from tfdml import losses
 from tfdml.losses.classification import ClassSimilarityLoss
 
@@ -57,13 +56,3 @@ def test_a_weighted_mean_is_that_of_all_weights(name):
 
     expected = sum_and_gradient(weighted, (labels, weights, x), [10])[1]
     assert_close(sum_and_gradient(weighted, (labels, weights, x), [7, 3])[1], expected)
-
-
-@pytest.mark.parametrize("name", ["ContrastiveLoss", "ProxyAnchorLoss"])
-def test_every_replica_keeps_the_values_of_its_own_images(name):
-    loss = make(name, "sum_over_batch_size")
-    labels, x = batch(loss)
-    parts = [(labels[:3], x[:3]), (labels[3:4], x[3:4]), (labels[4:], x[4:])]
-    values = [keras.ops.convert_to_numpy(value) for value in play(loss.call, *parts)]
-    assert [len(value) for value in values] == [3, 1, 6]
-    assert_close(np.concatenate(values), loss.call(labels, x))

@@ -260,12 +260,8 @@ def with_class_weights():
             objectives.RegularizedSoftTriple(CLASSES, 3, scale=5.0, tau=tau),
             lambda y, x, centers, tau=tau: of_classes.regularized_soft_triple(y, x, centers, tau, scale=5.0),
         )
-    for use_bias in (False, True):
-        objective = built(objectives.InstanceLoss(CLASSES, use_bias=use_bias))
-        weights = [objective.head, objective.bias] if use_bias else [objective.head]
-        if use_bias:
-            objective.bias.assign(np.linspace(-1, 2, CLASSES))
-        table[f"instance bias={use_bias}"] = Case(objective, of_classes.instance, weights=weights, unit=False)
+    objective = built(objectives.InstanceLoss(CLASSES))
+    table["instance"] = Case(objective, of_classes.instance, weights=[objective.head], unit=False)
     return table
 
 
@@ -277,9 +273,13 @@ def binomial_on_prefixes(labels, x, dims, factors):
     return sum(factor * plain.binomial(labels, unit) for factor, unit in zip(factors, units, strict=True))
 
 
+def shaped(x, *shape):
+    return x.reshape(-1, *shape) if isinstance(x, np.ndarray) else keras.ops.reshape(x, (-1, *shape))
+
+
 def heads(x):
     """Two heads of two components."""
-    return {"heads": x.reshape(len(x), 2, 2) if isinstance(x, np.ndarray) else keras.ops.reshape(x, (-1, 2, 2))}
+    return {"heads": shaped(x, 2, 2)}
 
 
 def divergence(pairs, average, margin):
@@ -290,7 +290,7 @@ def divergence(pairs, average, margin):
 
 def feature_map(x):
     """Two positions of two channels."""
-    return {"feature_map": x.reshape(len(x), 2, 1, 2)}
+    return {"feature_map": shaped(x, 2, 1, 2)}
 
 
 #: A loss, what else HORDE needs for it, and its reference on vectors (and class proxies, where it has them).
@@ -389,10 +389,9 @@ def views(x):
     return {"embedding": x, "text_embedding": 1.5 * x[::-1]}
 
 
-def across(make, reference, shared):
-    objective = built(make(shared=shared), views)
-    of_rule = functools.partial(reference, shared=shared)
-    return Case(objective, of_rule, views, objective.weights, unit=False, relative=3e-5, floor=2e-5)
+def across(make, reference):
+    objective = built(make(), views)
+    return Case(objective, reference, views, objective.weights, unit=False, relative=3e-5, floor=2e-5)
 
 
 def rank_mi(seed=0, root=1.1, **arguments):
@@ -431,14 +430,8 @@ CASES = {
     **kernel_embedding(),
     **with_class_weights(),
     **of_representations(),
-    **{
-        f"{make.__name__} {shared}": across(make, reference, shared)
-        for make, reference in (
-            (objectives.SoftmaxAcrossViews, references_views.softmax_across),
-            (objectives.SigmoidAcrossViews, references_views.sigmoid_across),
-        )
-        for shared in ("positive", "left_out")
-    },
+    "softmax across views": across(objectives.SoftmaxAcrossViews, references_views.softmax_across),
+    "sigmoid across views": across(objectives.SigmoidAcrossViews, references_views.sigmoid_across),
     "mutual information": mutual_information(),
 }
 
@@ -448,7 +441,7 @@ PATHS = [
     *FIRST,
     *("density hard", "density none", "energy plain mean", "energy log_of_mean mean", "nearest mean"),
     *(f"similarity of {name}" for name in ("laplace", "polynomial 5", "exponential")),
-    *("margin nu", "proxies dropping 0.3", "sphere face 2 detached", "instance bias=True", "divergence image all"),
+    *("margin nu", "proxies dropping 0.3", "sphere face 2 detached", "divergence image all"),
     *("moments of classes", "moments of image by image", "moments independent", "moments random with dense"),
 ]
 

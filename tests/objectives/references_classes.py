@@ -180,8 +180,8 @@ def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, 
     return mean(values)
 
 
-def instance(labels, x, head, bias=None):
-    logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64).T + (0 if bias is None else bias)
+def instance(labels, x, head):
+    logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64).T
     return mean([cross_entropy(label, [float(v) for v in row]) for label, row in zip(labels, logits, strict=True)])
 
 

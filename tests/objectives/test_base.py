@@ -1,4 +1,4 @@
-"""What every objective does with a batch that has a NaN, and with one that has no image."""
+"""What every objective does with a batch that has a NaN, and what is refused."""
 
 import keras
 import numpy as np
@@ -12,7 +12,9 @@ from tests.mathematics import (
 )
 from tests.models.networks import images, tiny_embedder
 from tfdml import losses, models, objectives
-from tfdml.objectives import MatryoshkaProxyLoss, MetricLoss, ProxyLoss
+from tfdml.mining import shares_a_label
+from tfdml.objectives import MatryoshkaProxyLoss, ProxyLoss
+from tfdml.objectives.terms import build_objectives, check_objectives
 
 MAKE = {
     "AcrossViews": lambda: objectives.AcrossViews(losses.RankedListLoss()),
@@ -57,6 +59,37 @@ def test_a_nan_is_not_hidden(name):
     assert np.isnan(value_of(objective, inputs, labels))
 
 
+MEMORY, FACE = objectives.CrossBatchMemory, losses.AMSoftmaxLoss()
+REFUSED = [
+    ("own pairs", lambda: MEMORY(FACE)),
+    ("own pairs", lambda: MEMORY(keras.losses.MeanSquaredError())),
+    ("vectors", lambda: MEMORY(losses.ContrastiveLoss(), representation="map").build({"map": (None, 2, 2, 3)})),
+    ("one label", lambda: MEMORY(losses.ContrastiveLoss(), 3).as_labels(np.zeros((2, 3), "int64"))),
+    ("label_columns", lambda: MEMORY(losses.ContrastiveLoss(), 3, label_columns=3)),
+    ("label_columns", lambda: MEMORY(losses.ContrastiveLoss(positives=shares_a_label), 3).as_labels(np.eye(3))),
+    ("two representations", lambda: objectives.SoftmaxAcrossViews(views=("embedding", "embedding"))),
+    ("anchors with one another", lambda: objectives.AcrossViews(losses.AngularLoss())),
+    ("over pairs", lambda: objectives.AcrossViews(FACE)),
+    ("of one size", lambda: objectives.SoftmaxAcrossViews().build({"embedding": (9, 4), "text_embedding": (9, 5)})),
+    ("dimensions", lambda: MatryoshkaProxyLoss(FACE, 3, [2, 6])({"embedding": np.ones((2, 5))}, [0, 1])),
+    ("SoftTripleLoss", lambda: objectives.RegularizedSoftTriple(3, sample=0.3)),
+    ("mining", lambda: build_objectives("contrastive(mining=hardest)", 3)),
+    ("nonsense", lambda: build_objectives("nonsense", 3)),
+    ("factor 0", lambda: build_objectives("0 * contrastive", 3)),
+    ("marginn", lambda: build_objectives("am_softmax(marginn=1)", 3)),
+    ("2 kernels", lambda: build_objectives("jrs(kernels=[laplace, laplace])", 3)),
+    ("unit_length", lambda: build_objectives("jrs(unit_length=pool)", 3)),
+    ("num_classes", lambda: check_objectives("am_softmax(num_classes=3)")),
+    ("contrastiv", lambda: check_objectives("horde(loss=contrastiv)")),
+]
+
+
+@pytest.mark.parametrize(("word", "call"), REFUSED)
+def test_what_cannot_be_is_refused(word, call):
+    with pytest.raises(ValueError, match=word):
+        call()
+
+
 def proxies_of(objective):
     return keras.ops.convert_to_numpy(objective.class_proxies.proxies)
 
@@ -76,18 +109,6 @@ def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
     assert_close(value, expected)
     whole = objective.represent({"embedding": x})["class"]
     assert_close(whole, alone.represent({"embedding": x})["class"])
-    with pytest.raises(ValueError, match="there are 5 dimensions"):
-        MatryoshkaProxyLoss(loss, 3, [2, 6])({"embedding": x}, labels)
-
-
-def test_any_keras_loss_works_image_by_image():
-    x = random_batch(2, 8, 3, 3)[1]
-    objective = MetricLoss(keras.losses.SparseCategoricalCrossentropy(from_logits=True), representation="class")
-    assert objective.per_image
-    assert not MetricLoss(losses.ContrastiveLoss()).per_image
-    labels = np.arange(8) % 3
-    expected = keras.losses.SparseCategoricalCrossentropy(from_logits=True)(labels, x)
-    assert_close(objective({"class": x}, labels), expected)
 
 
 ADVICE = r"labels must be classes 0 \.\. 2.*ProxyLoss\(loss, num_classes\).*RetrievalEvaluation"

@@ -4,19 +4,11 @@ import math
 
 import keras
 import numpy as np
-import pytest
 
 from tests.mathematics import assert_close, random_batch, value_and_gradients
-from tests.models.networks import images, tiny_embedder
 from tests.objectives import references_classes as references
-from tests.objectives.checks import (
-    check_saved_with_its_learner,
-    total_loss,
-)
 from tests.played_replicas import play
-from tfdml import models
 from tfdml.objectives import CurricularFace, RegularizedSoftTriple, SphereFace2
-from tfdml.objectives.terms import build_objectives
 
 
 def of_vectors(objective, labels):
@@ -93,26 +85,3 @@ def test_the_bias_of_sphere_face_2_balances_pull_and_push():
             push = (1 - balance) * (classes - 1) / (1 + math.exp(-scale * (zero + margin) - b))
             assert math.isclose(pull, push, rel_tol=1e-6)
     assert math.isfinite(SphereFace2(1).balanced_bias())
-
-
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize(
-    ("text", "make", "state"),
-    [
-        ("curricular_face(momentum=0.5) + 0.1 * instance(use_bias=true)", CurricularFace, "t"),
-        ("50 * sphere_face2(scale=30)", SphereFace2, "bias"),
-    ],
-)
-def test_a_learner_trains_them_and_keeps_their_state(text, make, state, tmp_path):
-    terms = build_objectives(text, 3)
-    assert type(terms[0]) is make
-    learner = models.MetricLearner(tiny_embedder(), terms)
-    learner.compile(optimizer=keras.optimizers.SGD(0.1))
-    learner.build((None, 12, 12, 3))
-    x, labels = images(1, 8, "uint8"), np.arange(8) % 3
-    before = float(getattr(terms[0], state))
-    learner.evaluate(x, labels, verbose=0)
-    assert float(getattr(terms[0], state)) == before
-    learner.fit(x, labels, batch_size=4, epochs=1, verbose=0)
-    assert float(getattr(terms[0], state)) != before
-    check_saved_with_its_learner(learner, tmp_path / "learner.keras", lambda model: total_loss(model, labels, x))

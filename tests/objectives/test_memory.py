@@ -1,12 +1,11 @@
 """Cross-batch memory and PRISM."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
-from tests.models.networks import SIZE, colored_batch, config_of, tiny_embedder, values
+from tests.models.networks import values
 from tests.objectives.references_memory import (
     PrismReference,
     binomial_sum,
@@ -17,11 +16,8 @@ from tests.objectives.references_memory import (
 )
 from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, mining, replicas
-from tfdml.models import MetricLearner
 from tfdml.objectives import CrossBatchMemory, Prism
 from tfdml.pairs import Pairs, Scope, pairs_by_name
-from tfdml.training import checkpoints
-from tfdml.training.checkpoints import TrainingState
 
 
 def all_losses():
@@ -147,25 +143,6 @@ def test_label_sets_are_kept_in_the_memory(tmp_path):
     assert again.loss.positives is mining.shares_a_label
 
 
-def test_label_sets_that_do_not_fit_are_refused_with_what_helps():
-    plain = CrossBatchMemory(losses.ContrastiveLoss(), 3, name="xbm")
-    with pytest.raises(ValueError, match=r"xbm takes one label .* see `positives`"):
-        plain.as_labels(np.zeros((2, 3), "int64"))
-    sets = losses.ContrastiveLoss(positives=mining.shares_a_label)
-    with pytest.raises(ValueError, match=r"xbm: give labels \(2, 3\) their label_columns=3"):
-        CrossBatchMemory(sets, 3, name="xbm").as_labels(np.zeros((2, 3), "int64"))
-    with pytest.raises(ValueError, match="label_columns=3 needs a loss with positives"):
-        CrossBatchMemory(losses.ContrastiveLoss(), 3, label_columns=3)
-
-
-@pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), keras.losses.MeanSquaredError()])
-def test_other_losses_are_refused(loss):
-    with pytest.raises(ValueError, match="takes a loss of each anchor's own pairs"):
-        CrossBatchMemory(loss)
-    with pytest.raises(ValueError, match="must be vectors"):
-        CrossBatchMemory(losses.ContrastiveLoss(), representation="feature_map").build({"feature_map": (None, 2, 2, 3)})
-
-
 def test_replicas_share_one_memory_and_make_one_devices_gradient():
     labels, x = random_batch(3, 12, 3, 5)
     objective = CrossBatchMemory(losses.ContrastiveLoss(1.2, "euclidean"), size=9)
@@ -285,43 +262,3 @@ def test_prism_replicas_share_one_memory_and_make_one_devices_gradient():
     for other in play(step, (labels[:6], x[:6]), (labels[6:], x[6:])):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def learner():
-    keras.utils.set_random_seed(3)
-    model = MetricLearner(tiny_embedder(), [Prism(losses.ContrastiveLoss(1.3), 3, 0.3, size=20, name="clean")])
-    model.build((None, SIZE, SIZE, 3))
-    model.compile(keras.optimizers.SGD(0.05), run_eagerly=True)
-    return model
-
-
-def prism_fit(model, steps):
-    """Which share of the images counted in each step."""
-    batches = [colored_batch(seed) for seed in steps]
-    logs = [model.fit(x, labels, batch_size=12, shuffle=False, verbose=0).history for labels, x in batches]
-    return [history["clean_kept"][0] for history in logs]
-
-
-@pytest.mark.slow
-def test_a_run_reports_what_counts_and_resumes_bit_for_bit(tmp_path):
-    uninterrupted, halfway = learner(), learner()
-    first, *others = prism_fit(uninterrupted, range(4))
-    assert first == 1.0
-    assert 0.4 < min(others) < 1.0
-    prism_fit(halfway, range(2))
-    # What evaluation sees is not remembered.
-    filled = int(halfway.objectives[0].filled)
-    halfway.evaluate(*reversed(colored_batch(9)), verbose=0)
-    assert int(halfway.objectives[0].filled) == filled > 0
-    checkpoints.save(tmp_path, halfway, TrainingState(2, []))
-    resumed = learner()
-    checkpoints.restore_latest(tmp_path, resumed)
-    prism_fit(resumed, range(2, 4))
-    for one, other in zip(values(resumed.variables), values(uninterrupted.variables), strict=True):
-        np.testing.assert_array_equal(one, other)
-    resumed.save(tmp_path / "learner.keras")
-    loaded = keras.saving.load_model(tmp_path / "learner.keras")
-    np.testing.assert_array_equal(loaded.objectives[0].thresholds, resumed.objectives[0].thresholds)
-    assert config_of(loaded) == config_of(resumed)
-    loaded.objectives[0].forget()
-    assert not any(np.any(value) for value in values(loaded.objectives[0].variables))

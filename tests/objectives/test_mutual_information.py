@@ -17,7 +17,7 @@ from tests.mathematics import (
 from tests.objectives import references_rankmi as slow
 from tests.objectives.cases import rank_mi, v_of, weights_of_v
 from tfdml.objectives import RankMI
-from tfdml.objectives.mutual_information import _draw, divergence_loss
+from tfdml.objectives.mutual_information import divergence_loss
 from tfdml.pairs import Pairs, pairs_by_name
 
 
@@ -31,18 +31,6 @@ def of_statistics(objective, labels, x):
 
 def beta_of(objective):
     return float(objective.network.root(objective.beta))
-
-
-@pytest.mark.parametrize(
-    ("size", "classes", "dim"), [(2, 2, 3), (2, 1, 3), (8, 3, 5), (12, 2, 2), (15, 6, 16), (9, 9, 4)]
-)
-def test_both_losses_equal_the_paper(size, classes, dim):
-    objective = rank_mi()
-    for unit in (True, False):
-        labels, x = random_batch(size, size, classes, dim, unit)
-        v, beta = v_of(objective), beta_of(objective)
-        assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v, beta, 0.2), floor=1e-6)
-        assert_close(of_statistics(objective, labels, x), slow.all_pairs(labels, x, v), floor=1e-6)
 
 
 @pytest.mark.parametrize("mode", first_quick(MODES))
@@ -78,24 +66,16 @@ def test_gradient_of_the_statistics_step(mode, monotonicity):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("phase", ["embedder", "statistics"])
 @pytest.mark.parametrize(
     ("name", "mode"), [*((name, "eager") for name in DEGENERATE), ("no positive", "xla"), ("one image", "xla")]
 )
-def test_degenerate_batches_are_finite(name, mode, phase):
+def test_degenerate_batches_are_finite(name, mode):
     labels, x = degenerate_batches()[name]
     objective = rank_mi(negatives="distance_weighted", monotonicity=1.0)
-    function = {"embedder": call, "statistics": of_statistics}[phase]
-    value, (gradient,) = value_and_gradients(lambda e: function(objective, labels, e), x, mode=mode)
-    assert np.isfinite(value)
-    assert np.all(np.isfinite(gradient))
-    for dtype in ("bfloat16", "float16") if mode == "eager" else ():
-        half, (rough,) = value_and_gradients(lambda e, d=dtype: function(objective, labels, tf.cast(e, d)), x)
-        assert half.dtype == np.float32
-        assert np.isfinite(half)
-        assert np.all(np.isfinite(rough) | (np.abs(gradient) > 60_000))
-    if name == "one image" and phase == "embedder":
-        assert value == 0.0
+    for function in (call, of_statistics):
+        value, (gradient,) = value_and_gradients(lambda e, f=function: f(objective, labels, e), x, mode=mode)
+        assert np.isfinite(value)
+        assert np.all(np.isfinite(gradient))
 
 
 # The Jensen-Shannon bound
@@ -145,15 +125,6 @@ def test_value_with_drawn_negatives_equals_the_paper():
     assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v_of(objective), beta, 0.2, drawn))
 
 
-def test_draws_follow_the_probabilities():
-    probabilities = np.array([[0.0, 0.5, 0.3, 0.2], [1.0, 0.0, 0.0, 0.0], [0.0] * 4, [0.25, 0.25, 0.5, 0.0]], "float32")
-    counts = np.array([[1], [3], [2], [0]])
-    seed = keras.random.SeedGenerator(0)
-    draw = tf.function(lambda: _draw(probabilities, counts, seed), autograph=False)
-    drawn = np.mean([np.asarray(draw()) for _ in range(2000)], axis=0)
-    np.testing.assert_allclose(drawn, [[0, 0.5, 0.3, 0.2], [1, 0, 0, 0], [0] * 4, [0] * 4], atol=0.04)
-
-
 # beta
 
 
@@ -185,11 +156,6 @@ def test_without_a_root_beta_stays_and_is_counted():
     assert observed(objective, labels, x)["no_root"] == (1.0, 1.0)
     assert float(objective.beta) == beta
     assert np.isfinite(float(call(objective, labels, x)))
-
-
-def test_batch_without_positives_does_not_count_in_the_bound():
-    x = random_batch(0, 8, 3, 4)[1]
-    assert observed(rank_mi(), np.arange(8), x)["jsd"] == (0.0, 0.0)
 
 
 # The steps of V

@@ -6,17 +6,13 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.losses.references import unit
-from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
+from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.models.networks import images, tiny_embedder, values
 from tfdml import losses, objectives
-from tfdml.errors import UserError
 from tfdml.layers.vectors import draw_classes
 from tfdml.models import MetricLearner
 from tfdml.objectives.base import CLASS_COLUMNS
-from tfdml.objectives.terms import build_objectives
 from tfdml.training import averaged, build_optimizer
-from tfdml.training.build import _try_objectives
 from tfdml.training.optimizers import OPTIMIZERS
 
 CLASSES = 30
@@ -37,12 +33,6 @@ def test_draws_hold_the_batch_and_every_other_class_equally_often():
     others = np.delete(counts, [5, 9, 22])
     # Each of 20 is drawn with a chance of 1/4: 375 times, give or take 17.
     assert np.abs(others - 375).max() < 80
-
-
-def test_all_classes_and_none_of_the_batch_can_be_drawn():
-    for labels in ([], [3, 0, 1, 2], [-1]):
-        classes, _ = draw_classes(ops.array(labels, "int32"), 4, 4, keras.random.SeedGenerator(1))
-        assert sorted(np.asarray(classes).tolist()) == [0, 1, 2, 3]
 
 
 def objective_of(loss, sample, **options):
@@ -90,31 +80,6 @@ def seed_at(state):
     return generator
 
 
-def test_values_and_gradients_are_those_of_a_float64_reference():
-    objective = objective_of(losses.NormSoftmaxLoss(scale=6.0), 0.4)
-    _, x = random_batch(2, len(LABELS), 4, 5)
-    before = ops.convert_to_numpy(objective.draws)
-    classes, columns = map(np.asarray, draw_classes(ops.array(LABELS), CLASSES, 12, seed_at(before)))
-
-    def reference(vectors, proxies):
-        logits = 6.0 * np.array(unit(vectors)) @ np.transpose(unit(proxies[classes]))
-        return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(LABELS)), columns])
-
-    proxies = ops.convert_to_numpy(objective.class_proxies.proxies)
-    expected = finite_differences(reference, x, proxies)
-
-    def function(vectors, rows):
-        objective.draws.assign(before)
-        # Through a product the gradient is dense.
-        with keras.StatelessScope([(objective.class_proxies.proxies, rows * 1.0)]):
-            return objective({"embedding": vectors}, LABELS, training=True)
-
-    value, gradients = value_and_gradients(function, x, proxies)
-    assert_close(value, reference(x.astype("float64"), proxies.astype("float64")))
-    for gradient, one in zip(gradients, expected, strict=True):
-        assert_close(gradient, one, floor=1e-6)
-
-
 def make(sample, name="adam", terms=(), weights=None, gradient_cache=0, loss=None, **options):
     keras.utils.set_random_seed(1)
     proxies = objectives.ProxyLoss(loss or losses.AMSoftmaxLoss(), CLASSES, sample=sample)
@@ -131,13 +96,6 @@ def train(learner, seeds):
     for seed in seeds:
         learner.train_on_batch(images(seed), LABELS)
     return values(learner.trainable_variables)
-
-
-def test_all_losses_on_class_similarities_are_here():
-    exported = public_classes(losses).values()
-    assert {type(loss) for loss in LOSSES.values()} == {
-        c for c in exported if issubclass(c, losses.ClassSimilarityLoss)
-    }
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -160,16 +118,6 @@ def test_the_value_and_gradients_where_all_are_drawn_are_the_dense_ones(name):
     assert_close(lazy, dense)
     for one, other in zip(gradients, others, strict=True):
         assert_close(other, one, floor=1e-5)
-
-
-@pytest.mark.parametrize("name", ["am", "sub-center", "soft triple"])
-def test_a_step_of_sgd_where_all_are_drawn_is_the_dense_one(name):
-    dense, lazy = (
-        make(share, "sgd", terms=[objectives.JointRepresentationSimilarity()], loss=LOSSES[name], run_eagerly=True)
-        for share in (1.0, ALL)
-    )
-    for one, other in zip(train(dense, [0]), train(lazy, [0]), strict=True):
-        assert_close(other, one, floor=1e-6)
 
 
 @pytest.mark.slow
@@ -200,13 +148,6 @@ def test_a_step_changes_what_it_drew_and_nothing_else(options):
     assert [np.array_equal(rows, changed[0]) for rows in changed] == [True] * 4
 
 
-def test_an_optimizer_of_keras_changes_all_rows_as_it_always_does():
-    learner = make(0.4)
-    learner.compile("adam")
-    first, second = train(learner, [0])[-1], train(learner, [1])[-1]
-    assert np.any(first != second, axis=1).sum() > 12
-
-
 def test_a_saved_learner_draws_what_the_uninterrupted_one_draws(tmp_path):
     learner = make(0.4, terms=[objectives.JointRepresentationSimilarity()], run_eagerly=True)
     train(learner, range(2))
@@ -217,12 +158,7 @@ def test_a_saved_learner_draws_what_the_uninterrupted_one_draws(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-def test_what_has_weights_for_each_class_cannot_be_built_on_similarities():
-    with pytest.raises(UserError, match="instance cannot be built on the representation 'class'"):
-        make(0.4, terms=[objectives.InstanceLoss(CLASSES, representation="class")])
-
-
-def test_a_gradient_cache_and_half_precision_make_the_plain_step():
+def test_a_gradient_cache_makes_the_plain_step():
     terms = [objectives.JointRepresentationSimilarity()]
     plain = make(0.4, terms=terms, run_eagerly=True)
     weights = values(plain.trainable_variables)
@@ -235,11 +171,6 @@ def test_a_gradient_cache_and_half_precision_make_the_plain_step():
     assert np.any(cached[-1] != table, axis=1).sum() == 12
     for one, other in zip(expected, cached, strict=True):
         assert_close(one, other, floor=1e-5)
-    learner = make(0.4)
-    learner.compile(keras.optimizers.LossScaleOptimizer(learner.optimizer))
-    table = values([learner.objectives[0].class_proxies.proxies])[0]
-    changed = np.any(train(learner, [0])[-1] != table, axis=1)
-    assert changed.sum() == 12
 
 
 def test_prefixes_and_methods_of_faces_are_sampled_too():
@@ -253,17 +184,6 @@ def test_prefixes_and_methods_of_faces_are_sampled_too():
         assert np.isfinite(float(value))
         provided = objective.represent_labeled({"embedding": x}, LABELS, training=True)
         assert all(tuple(provided[name].shape) == (8, 9) for name in objective.provides)
-    with pytest.raises(ValueError, match="SoftTripleLoss"):
-        objectives.RegularizedSoftTriple(CLASSES, sample=0.3)
-
-
-def test_the_command_line_takes_a_share():
-    proxies, _ = build_objectives("am_softmax(sample=0.25, margin=0.2) + 0.4 * jrs", CLASSES)
-    assert (proxies.sample, proxies.loss.margin) == (0.25, 0.2)
-    learner = MetricLearner(tiny_embedder(), [proxies])
-    learner.build((None, 12, 12, 3))
-    _try_objectives(learner, np.array([0, 0, 1, 1]))
-    assert int(values([proxies.draws])[0][1]) == 0
 
 
 class OwnSimilarity(objectives.Objective):
