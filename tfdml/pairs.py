@@ -274,14 +274,13 @@ class Pairs:
         vectors = _float32(vectors)
         return self._of(self.scope.take(vectors), vectors)
 
-    def across(self, other: Pairs, shared: bool = True) -> Pairs:
+    def across(self, other: Pairs) -> Pairs:
         """Return the pairs of these anchors with the references of another view of the batch.
 
         An anchor's own other view is a positive.
 
         Args:
             other: The pairs of the other view, with the same labels and scope.
-            shared: Whether the positives of these pairs are positives too; else they are in neither mask.
         """
         own = self.itself
         grades = None if self.grades is None else ops.where(own, 1.0, self.grades)
@@ -289,7 +288,7 @@ class Pairs:
             self._of(self.anchors, other.references),
             within=False,
             apart=True,
-            positives=ops.logical_or(self.positives, own) if shared else own,
+            positives=ops.logical_or(self.positives, own),
             negatives=ops.logical_and(self.negatives, ops.logical_not(own)),
             grades=grades,
         )

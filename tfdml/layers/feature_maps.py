@@ -119,21 +119,13 @@ class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
         return (input_shape[0], *sides, input_shape[3])
 
 
-class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
+@keras.saving.register_keras_serializable("tfdml")
+class LocalResponseNormalization(keras.layers.Layer):
     """Divides each activation by those of neighboring channels at its position, in float32.
 
-    y_c = x_c / (k + alpha / n * sum of x_j^2 over |j - c| <= n // 2)^beta
+    y_c = x_c / (1 + 1e-4 / 5 * sum of x_j^2 over |j - c| <= 2)^0.75
 
-    as in Caffe and PyTorch, which divide alpha by n (`tf.nn.local_response_normalization` does not).
-
-    Args:
-        size: n, how many channels count; odd.
-        alpha: As above.
-        beta: As above.
-        k: As above.
-
-    Raises:
-        ValueError: `size` is not odd and positive.
+    as in Caffe's GoogLeNet, which divides by the number of channels (`tf.nn.local_response_normalization` does not).
 
     Example:
         >>> tuple(LocalResponseNormalization()(keras.ops.ones((1, 2, 2, 64))).shape)
@@ -143,23 +135,12 @@ class LocalResponseNormalization(SavedByArguments, keras.layers.Layer):
     sec. 3.3.
     """
 
-    def __init__(self, size=5, alpha=1e-4, beta=0.75, k=1.0, **kwargs):
-        super().__init__(**kwargs)
-        self.size = integer("size", size, at_least=1)
-        if self.size % 2 == 0:
-            raise ValueError(f"{self.name}: size must be odd and positive, not {size}")
-        self.alpha = number("alpha", alpha, at_least=0)
-        self.beta = number("beta", beta, at_least=0)
-        self.k = number("k", k, above=0)
-
     def call(self, x):
         """(B, h, w, c) -> (B, h, w, c)."""
         wide = ops.cast(x, "float32")
-        channels, reach = x.shape[-1], self.size // 2
-        squares = ops.pad(ops.square(wide), [[0, 0]] * 3 + [[reach, reach]])
-        total = sum(squares[..., shift : shift + channels] for shift in range(self.size))
-        scale = ops.power(self.k + self.alpha / self.size * total, -self.beta)
-        return ops.cast(wide * scale, x.dtype)
+        squares = ops.pad(ops.square(wide), [[0, 0]] * 3 + [[2, 2]])
+        total = sum(squares[..., shift : shift + x.shape[-1]] for shift in range(5))
+        return ops.cast(wide * ops.power(1.0 + 1e-4 / 5 * total, -0.75), x.dtype)
 
 
 _LARGEST_POWER = 100.0
@@ -168,15 +149,14 @@ _LARGEST_POWER = 100.0
 class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
     """The generalized mean of each channel over the positions, with a trained power p (GeM).
 
-    f_c = (1/N sum_i max(x_ic, epsilon)^p)^(1/p)
+    f_c = (1/N sum_i max(x_ic, 1e-6)^p)^(1/p)
 
     p = 1 is the average, p -> infinity the maximum; one p for all channels, kept between 1 and 100 in training.
-    Features below epsilon count as epsilon: of a network whose features have both signs, such as a transformer, the
+    Features below 1e-6 count as 1e-6: of a network whose features have both signs, such as a transformer, the
     negative ones have no part in it. Computed in float32 under every dtype policy.
 
     Args:
         power: p at the start, 1 to 100.
-        epsilon: As in the formula.
 
     Raises:
         ValueError: A number is out of range.
@@ -189,10 +169,9 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
     Source: Radenovic, Tolias and Chum, "Fine-Tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, eq. 3.
     """
 
-    def __init__(self, power=3.0, epsilon=1e-6, **kwargs):
+    def __init__(self, power=3.0, **kwargs):
         super().__init__(**{**kwargs, "autocast": False})
         self.power = number("power", power, at_least=1, at_most=_LARGEST_POWER)
-        self.epsilon = number("epsilon", epsilon, above=0)
 
     def build(self, input_shape):
         """Create p."""
@@ -206,7 +185,7 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
 
     def call(self, x):
         """(B, h, w, c) -> (B, c)."""
-        x = ops.maximum(ops.cast(x, "float32"), self.epsilon)
+        x = ops.maximum(ops.cast(x, "float32"), 1e-6)
         # The mean of x / m, times m: powers of features stay in float32's range. Its value does not depend on m.
         largest = ops.stop_gradient(ops.max(x, axis=(1, 2), keepdims=True))
         p = ops.convert_to_tensor(self.p)

@@ -207,8 +207,6 @@ class QuadrupletLoss(PairLoss):
     Args:
         margin: Of the triplets, in units of `distance`.
         pair_margin: Of the quadruplets: eq. 12's gamma.
-        average: `"all"`: the means above; `"active"`: each over those with a positive term alone, so that the few that
-            are left late in training keep their strength.
         reduction: `"sum"` leaves 1/N out: eq. 12.
 
     Raises:
@@ -226,36 +224,34 @@ class QuadrupletLoss(PairLoss):
 
     whole_batch = within_batch = True
 
-    def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", average="all", **kwargs):
+    def __init__(self, margin=0.2, pair_margin=0.1, distance="euclidean", **kwargs):
         super().__init__(distance=distance, **kwargs)
         self.margin = number("margin", margin)
         self.pair_margin = number("pair_margin", pair_margin)
-        self.average = one_of("average", average, ("active", "all"))
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
-        hinges, active = _below(distances, positives, negatives, self.margin)
-        triplets = self._mean(hinges, active, positives, pairwise.masked_count(negatives, axis=1))
+        hinges = _below(distances, positives, negatives, self.margin)
+        triplets = _per_tuple(hinges, positives, pairwise.masked_count(negatives, axis=1))
         size = ops.shape(distances)[0]
 
         def flat(matrix):
             return ops.reshape(matrix, (1, size * size))
 
-        hinges, active = _below(flat(distances), flat(positives), flat(negatives), self.pair_margin, (2 * size, size))
-        hinges, active = ops.reshape(hinges, (size, size)), ops.reshape(active, (size, size))
-        return triplets + self._mean(hinges, active, positives, pairwise.masked_count(negatives))
+        hinges = _below(flat(distances), flat(positives), flat(negatives), self.pair_margin, (2 * size, size))
+        hinges = ops.reshape(hinges, (size, size))
+        return triplets + _per_tuple(hinges, positives, pairwise.masked_count(negatives))
 
-    def _mean(self, hinges, active, positives, num_negatives):
-        """Per anchor, the mean over its tuples, of their sums and numbers for each pair (N, N)."""
-        counted = ops.sum(active, axis=1)
-        if self.average == "all":
-            counted = pairwise.masked_count(positives, axis=1) * num_negatives
-        return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
+
+def _per_tuple(hinges, positives, num_negatives):
+    """Divide the sum of each anchor's hinges (N, N) by the number of its tuples."""
+    counted = pairwise.masked_count(positives, axis=1) * num_negatives
+    return ops.sum(hinges, axis=1) / ops.where(counted > 0, counted, 1.0)
 
 
 def _below(distances, positives, negatives, margin, blocks=None):
-    """For each positive, the sum of [d + margin - d_n]_+ over the negatives n of its row, and how many are above 0.
+    """For each positive, the sum of [d + margin - d_n]_+ over the negatives n of its row.
 
     In the order of its row a positive stands, at d + margin, behind the negatives that count, so that running sums of
     their number and of their distances are all that it takes.
@@ -268,7 +264,7 @@ def _below(distances, positives, negatives, margin, blocks=None):
         blocks: How many blocks `_running_sum` makes of 2 M values, and their width.
 
     Returns:
-        Two of (R, M), 0 where there is no positive.
+        (R, M), 0 where there is no positive.
     """
     length = ops.shape(distances)[1]
     blocks = blocks or (2, length)
@@ -276,14 +272,11 @@ def _below(distances, positives, negatives, margin, blocks=None):
     centered = distances - ops.stop_gradient(ops.mean(distances, axis=1, keepdims=True))
     values = ops.concatenate([centered + margin, centered], axis=1)
     counts = ops.concatenate([ops.zeros_like(centered), ops.cast(negatives, "float32")], axis=1)
-    # Positives stand first: at a tie the hinge is 0 and, argsort being stable, inactive.
     order = ops.argsort(ops.stop_gradient(values), axis=1)
     values, counts = ops.take_along_axis(values, order, axis=1), ops.take_along_axis(counts, order, axis=1)
-    before = _running_sum(counts, blocks)
-    hinges = before * values - _running_sum(counts * values, blocks)
+    hinges = _running_sum(counts, blocks) * values - _running_sum(counts * values, blocks)
     back = ops.argsort(order, axis=1)[:, :length]
-    hinges, before = ops.take_along_axis(hinges, back, axis=1), ops.take_along_axis(before, back, axis=1)
-    return ops.where(positives, hinges, 0.0), ops.where(positives, before, 0.0)
+    return ops.where(positives, ops.take_along_axis(hinges, back, axis=1), 0.0)
 
 
 def _running_sum(values, blocks):

@@ -18,19 +18,18 @@ from tfdml.registry import register
 
 @register("objective")
 class InstanceLoss(ReducedObjective):
-    """Classification by a learned linear head: cross-entropy of W x + b.
+    """Classification by a learned linear head: cross-entropy of W x.
 
-    L = -log( e^{w_y.x + b_y} / sum_j e^{w_j.x + b_j} ), averaged over the batch.
+    L = -log( e^{w_y.x} / sum_j e^{w_j.x} ), averaged over the batch.
 
     In the paper every instance (an image with its descriptions) is a class of its own, so that images of one class are
     distinguished by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With
-    labels of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1,
-    no bias, and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths
+    labels of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1
+    and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths
     of the w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalization.
 
     Args:
         num_classes: C, the number of instances or classes; labels must lie in 0 .. C - 1.
-        use_bias: Whether there is a b. The paper's head has none.
         representation: What is classified.
         reduction: `"mean"` over the images, or `"sum"`.
 
@@ -47,10 +46,9 @@ class InstanceLoss(ReducedObjective):
 
     per_image = True
 
-    def __init__(self, num_classes, use_bias=False, **kwargs):
+    def __init__(self, num_classes, **kwargs):
         super().__init__(**kwargs)
         self.num_classes = integer("num_classes", num_classes, at_least=1)
-        self.use_bias = boolean("use_bias", use_bias)
 
     def build_from(self, shapes):
         """Create the head."""
@@ -58,16 +56,11 @@ class InstanceLoss(ReducedObjective):
         bound = 1.0 / math.sqrt(size)
         uniform = keras.initializers.RandomUniform(-bound, bound)
         self.head = self.add_weight(name="head", shape=(self.num_classes, size), initializer=uniform)
-        self.bias = None
-        if self.use_bias:
-            self.bias = self.add_weight(name="bias", shape=(self.num_classes,), initializer="zeros")
 
     def compute(self, representations, labels):
         """One value per image."""
         refuse_unknown_classes(labels, self.num_classes, self.name)
         logits = pairwise.dot_products(representations[self.representation], self.head)
-        if self.bias is not None:
-            logits = logits + self.bias
         return NormSoftmaxLoss(scale=1.0).call(labels, logits)
 
 
