@@ -31,14 +31,6 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     return operation, operation._inbound_nodes[node].input_tensors
 
 
-def stored_kernel(layer: Any) -> keras.Variable:
-    """Return the kernel of a dense layer as it is stored, without a low-rank change.
-
-    Keras 3.15: the public `kernel` has the change added.
-    """
-    return layer._kernel
-
-
 def forget_layout(variable: keras.Variable) -> None:
     """Let a variable live on one device, after JAX's processes have parted.
 

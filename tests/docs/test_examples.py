@@ -9,7 +9,6 @@ from tests.docs import examples, files, stand_ins
 # They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
 SLOW = {
     "tfdml.backbones.hub",
-    "tfdml.backbones.lora",
     "tfdml.backbones.networks",
     "tfdml.backbones.resolver",
     "tfdml.cluster.bulk_embedding",

@@ -4,7 +4,6 @@ from tfdml.backbones.hub import HubTokenizer as HubTokenizer
 from tfdml.backbones.hub import TokenBackbone as TokenBackbone
 from tfdml.backbones.hub import load_text_preset as load_text_preset
 from tfdml.backbones.hub import text_network as text_network
-from tfdml.backbones.lora import enable_lora as enable_lora
 from tfdml.backbones.networks import cut as cut
 from tfdml.backbones.resolver import Backbone as Backbone
 from tfdml.backbones.resolver import check as check

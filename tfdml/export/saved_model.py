@@ -10,6 +10,7 @@ import functools
 import itertools
 import os
 import re
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,7 +22,6 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml import workarounds
-from tfdml.backbones.lora import plain_weights
 from tfdml.data.decoding import (
     FOREIGN,
     FORMATS,
@@ -182,7 +182,10 @@ def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
         return embedder
     result = keras.saving.deserialize_keras_object(plain)
     result.build((None, *embedder.view_shape))
-    result.set_weights(plain_weights(embedder))
+    # Through a file: Keras adds low-rank changes to the weights that it saves.
+    with tempfile.TemporaryDirectory() as folder:
+        embedder.save_weights(f"{folder}/embedder.weights.h5")
+        result.load_weights(f"{folder}/embedder.weights.h5")
     return result
 
 

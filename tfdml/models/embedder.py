@@ -440,16 +440,6 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         self.dense.kernel.assign(components)
         self.dense.bias.assign(-mean @ components)
 
-    def enable_lora(self, rank: int) -> None:
-        """Freeze the backbone but for trained changes of its attention, of rank `rank`: see `backbones.enable_lora`.
-
-        A saved embedder is an ordinary one, with the changes added to its weights.
-
-        Raises:
-            ValueError: The backbone has no attention layer.
-        """
-        backbones.enable_lora(self.backbone, rank)
-
 
 class Head(Embedder):
     """Stored vectors (B, D) to L2-normalized embeddings (B, d): an embedder whose backbone has run before.

@@ -96,11 +96,7 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
         make = functools.partial(AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"])
     with user_errors(ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"):
         arguments |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
-        embedder = make(backbone, **dataclasses.asdict(view), **arguments)
-    if settings.lora_rank:
-        with user_errors(ValueError, f"--lora_rank={settings.lora_rank}: {REASON}"):
-            embedder.enable_lora(settings.lora_rank)
-    return embedder
+        return make(backbone, **dataclasses.asdict(view), **arguments)
 
 
 def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageDataset) -> Embedder:
@@ -169,8 +165,6 @@ def make_learner(
     Raises:
         UserError: It cannot be built, or does not fit the memory.
     """
-    if experiment.lora_rank and experiment.backbone_rate == 0:
-        raise UserError(f"--lora_rank={experiment.lora_rank} trains the backbone, and --backbone_rate=0 nothing of it")
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
     too_large = "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller --backbone"
