@@ -18,7 +18,6 @@ from tfdml.data.pipeline import (
     evaluation_batches,
     memory_to_spare,
     training_batches,
-    two_view_batches,
 )
 from tfdml.data.sampling import ClassBalancedSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -201,19 +200,3 @@ def test_half_of_the_free_memory_is_the_most(monkeypatch):
     monkeypatch.setattr("tfdml.data.pipeline.free_memory", lambda: 4.0 * 2**20)
     assert memory_to_spare(100) == 2 * 2**20
     assert memory_to_spare(1) == 2**20
-
-
-@pytest.mark.slow
-def test_two_views_of_each_image_are_cut_as_the_seed_says():
-    whole = dataset_of(ArrayImages(np.stack(pictures([(20, 20)] * 7)))).without_labels()
-    twice = whole.take(np.repeat(np.arange(7), 2))
-    transform = TrainTransform("random_resized_crop", resize=20, image_size=16)
-    batches = [[part.numpy() for part in batch] for batch in two_view_batches(twice, transform, batch_size=4)]
-    assert [len(images) for images, _ in batches] == [4, 4, 4, 2]
-    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-    assert labels.tolist() == np.repeat(np.arange(7), 2).tolist()
-    assert not any(np.array_equal(first, second) for first, second in zip(images[::2], images[1::2], strict=True))
-    again = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14)])
-    np.testing.assert_array_equal(again, images)
-    other = np.concatenate([part.numpy() for part, _ in two_view_batches(twice, transform, batch_size=14, seed=1)])
-    assert not np.array_equal(other, images)

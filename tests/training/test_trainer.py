@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import os
-import re
 import signal
 
 import keras
 import numpy as np
 import pytest
 
-from tests.data.trees import pictures
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
 from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, times, train_until
@@ -37,15 +35,6 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is(uninterrupted):
-    before = times(uninterrupted)
-    result = json.loads((uninterrupted / "result.json").read_text())
-    assert train(uninterrupted, resume=True, report=True, checkpoint_steps=1)["metrics"] == result["metrics"]
-    assert times(uninterrupted) == before
-    assert not list(uninterrupted.rglob(".*"))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, uninterrupted, tmp_path, monkeypatch):
     # A step within an epoch, and the last step of one.
@@ -57,11 +46,14 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unin
         with pytest.raises(Interrupted) as stop:
             train(folder)
     assert stop.value.status == status
-    assert f"the checkpoint of step {step} is saved; continue with --run_dir={folder} --resume" in str(stop.value)
     assert checkpoints.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
     train(folder, resume=True)
     assert_alike(folder, uninterrupted)
+    before = times(folder)
+    train(folder, resume=True)  # a finished run is left as it is
+    assert times(folder) == before
+    assert not list(folder.rglob(".*"))
 
 
 @pytest.mark.slow
@@ -129,16 +121,6 @@ KINDS = {
         "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax(sample=0.5)",
         "classes_per_batch": 2,
     },
-    "no labels": {
-        "dataset": "folder",
-        "dataset_options": "test_fraction=0.2",
-        "holdout_classes": 0.25,
-        "augmentation": "random_resized_crop",
-        "sampling": "two_views",
-        "batch_size": 8,
-        "objectives": "nt_xent + vicreg",
-        "selection": "validation",
-    },
     "head": {"head": "whitened", "holdout_classes": 0.3, "selection": "validation", "ks": "1,2"},
     "pairs": {
         "sampling": "pairs",
@@ -165,11 +147,7 @@ def paired(images):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypatch):
     settings = {"checkpoint_steps": 1, **KINDS[kind]}
-    if kind == "no labels":
-        pictures(tmp_path / "photos", [f"{number:02}.jpg" for number in range(30)])
-        settings["data_dir"] = str(tmp_path / "photos")
-        monkeypatch.setattr(build, "load_splits", load_splits)
-    elif kind == "head":
+    if kind == "head":
         labels = np.repeat(np.arange(16), 4)
         vectors = np.random.default_rng(0).normal(size=(64, 12)) + np.eye(16, 12)[labels]
         settings["features"] = str(tmp_path / "vectors.npz")
@@ -199,35 +177,21 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
         last = [kept[-array.size :] for array in trained.values() if array.ndim == 2]
         matrices = [array.ravel() for array in trained.values() if array.ndim == 2]
         assert not any(map(np.array_equal, last, matrices))
-    elif kind == "no labels":
-        assert result["protocol"] == (
-            "without labels: trained on two views of each of 18 images, evaluated on two views of each of 6 other "
-            "images, which are to find each other"
-        )
-        assert "held-out images, two views of which are to find each other, by map@r" in result["selection"]
-        assert [record["validation"]["num_queries"] for record in history] == [12] * 3
-    elif kind == "head":
-        assert result["dataset"] == "vectors"
-    else:
-        assert result["primary"] == "auc"
+    elif kind == "pairs":
         assert {"auc", "accuracy", "eer", "map@r"} <= {*result["metrics"]}
         values = [record["validation"]["auc"] for record in history]
         assert values[result["epoch"]] == max(values[1:])
-        with pytest.raises(UserError, match="--selection_metric=triplet_accuracy: the images have no pairs for it"):
-            train(tmp_path / "other", **settings | {"selection_metric": "triplet_accuracy"})
 
 
 @pytest.mark.slow
-def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch, caplog):
+def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch):
     steps = EPOCHS * STEPS
     settings = {"epochs": 1, "steps_per_epoch": steps, "checkpoint_steps": steps // 2, "watch_every": 1}
     settings |= {"schedule": "cosine", "ema": 0.9, "dropout": 0.2, "objectives": "am_softmax + jrs"}
     single, together, folder = tmp_path / "single", tmp_path / "together", tmp_path / "run"
     train(single, **settings)
     settings["steps_per_execution"] = steps - 1
-    caplog.set_level("WARNING")
     train(together, **settings)
-    assert f"3 steps an execution, not --steps_per_execution={steps - 1}: epochs have {steps}" in caplog.text
     assert_alike(together, single)
     assert [sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]] == [3]
     settings["steps_per_execution"] = 2
@@ -267,21 +231,7 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
     assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
     assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
     check_ended(str(folder), unfinished=False)
-    assert train(folder, resume=True, checkpoint_steps=1, **settings) == json.loads(
-        (folder / "result.json").read_bytes()
-    )
-
-
-def test_a_run_says_how_far_it_is_and_what_it_does(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(callbacks, "_FIRST_LINE", 0)
-    monkeypatch.setattr(callbacks, "_NEXT_LINE", 0)
-    with caplog.at_level("INFO", logger="absl"):
-        train(tmp_path / "run")
-    lines = re.findall(
-        r"step (\d) of 6, epoch (\d) of 2: loss [\d.]+, [\d.e-]+ s a step, about 0:00:\d\d left", caplog.text
-    )
-    assert lines == [("2", "1"), ("3", "1"), ("5", "2"), ("6", "2")]
-    assert "images of unseen classes" in caplog.text
+    assert json.loads((folder / "result.json").read_bytes()) == result
 
 
 @pytest.mark.slow
@@ -296,10 +246,6 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_p
     monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     result = trainer.train(final).result
     assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
-    assert f"all {splits.train.num_classes} classes" in result["protocol"]
-    assert str(tmp_path / "measured") in result["protocol"]
-    with pytest.raises(UserError, match="has not ended"):
-        RunFolder(tmp_path / "no").final_settings()
 
 
 def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):
@@ -312,7 +258,7 @@ def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_diverged_run_tells_how_to_start_again_and_that_works(uninterrupted, tmp_path):
+def test_a_diverged_run_tells_how_to_start_again_and_that_works(tmp_path):
     folder = tmp_path / "run"
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
         train(folder, learning_rate=1e30, optimizer="sgd")

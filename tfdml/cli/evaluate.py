@@ -323,13 +323,12 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     Args:
         train: The training images.
         name: The data set.
-        model: The folder of the run; another model, or another data set, has held out none, nor has a run without
-            labels.
+        model: The folder of the run; another model, or another data set, has held out none.
     """
     if not (Path(model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(model).load_experiment()
-    if experiment.data_name != name or experiment.sampling_call().name == "two_views":
+    if experiment.data_name != name:
         return train
     return split_training_classes(train, *experiment.held_out(experiment.seed))[0]
 

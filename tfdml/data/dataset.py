@@ -348,10 +348,6 @@ class ImageDataset:
             texts=None if any(side.texts is None for side in sides) else np.concatenate([s.texts for s in sides]),
         )
 
-    def without_labels(self) -> ImageDataset:
-        """Return the same images, each of a class of its own."""
-        return ImageDataset(self.name, self.split, self.images, np.arange(len(self)))
-
     def contiguous(self) -> ImageDataset:
         """Return the same images with class ids 0 .. num_classes - 1, in ascending order of the old ids."""
         classes, labels = np.unique(self.labels, return_inverse=True)

@@ -17,7 +17,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.decoding import decode_image
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
-from tfdml.data.sampling import ClassBalancedSampler, PairSampler, Sampler, Share, require_images
+from tfdml.data.sampling import ClassBalancedSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError, check_not_negative, check_positive
 from tfdml.io.files import free_memory
@@ -166,29 +166,6 @@ def _batches(
         return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
     images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
     return images.batch(batch_size, drop_remainder=drop_remainder)
-
-
-def two_view_batches(
-    dataset: ImageDataset, transform: TrainTransform, batch_size: int, seed: int = 0
-) -> tf.data.Dataset:
-    """Two augmented views of each image, in order; which ones, the seed decides.
-
-    Args:
-        dataset: Images each of which is in it twice, in rows 2 i and 2 i + 1.
-        transform: The augmentation.
-        batch_size: B.
-        seed: Decides the augmentation.
-
-    Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64.
-
-    Example:
-        >>> twice = dataset.take(np.repeat(np.arange(len(dataset)), 2))
-        >>> views = two_view_batches(twice, TrainTransform("random_crop", resize=32, image_size=28), batch_size=64)
-    """
-    pairs = PairSampler(np.arange(len(dataset)).reshape(-1, 2), batch_size=2, shuffle=False)
-    views = training_batches(dataset, pairs, transform, seed, num_steps=pairs.steps_per_epoch).unbatch()
-    return _finished(views.batch(batch_size), -(-len(dataset) // batch_size))
 
 
 def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:

@@ -168,11 +168,10 @@ class ShuffleSampler:
 
 
 class PairSampler:
-    """All images of B / 2 given pairs, or of B / 3 given triplets, in each batch; or two views of each of B / 2 images.
+    """All images of B / 2 given pairs, or of B / 3 given triplets, in each batch.
 
     Every pair comes once an epoch, in an order that is new each epoch; those left over are others in every epoch. The
-    images of a pair follow one another. An image of two pairs may come twice in a batch. Pairs of images with
-    themselves give two views of each.
+    images of a pair follow one another. An image of two pairs may come twice in a batch.
 
     Args:
         pairs: (G, 2) rows of images, or (G, 3).

@@ -497,8 +497,6 @@ def export_run(
     if stack_on:
         about["head"] = _about(run_dir, RunFolder(run_dir).load_experiment())
     options = options or ExportOptions()
-    if "test" in splits.two_views and options.calibrate == "auto":  # no two images are known to be the same
-        options = dataclasses.replace(options, calibrate="none")
     if whitening is not None:
         batches = evaluation_batches(train, EvaluationTransform.of(embedder), _BATCH_SIZE)
         with user_errors((TypeError, ValueError), f"`whitening`: {REASON}"):

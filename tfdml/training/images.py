@@ -40,8 +40,6 @@ class Splits:
         train: With class ids 0 .. C - 1.
         validation: Held-out training classes, or None.
         test: The unseen classes; None for a final model, which trains on all.
-        two_views: Names of the splits of which two views find each other, as they have no labels: each image is in them
-            twice.
         dropped: Names of the training images that were left out.
         views: By name, the images and texts of the splits that are measured, where texts are embedded too: each image
             is in the split once.
@@ -50,7 +48,6 @@ class Splits:
     train: ImageDataset
     validation: ImageDataset | None
     test: ImageDataset | None
-    two_views: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     views: Mapping[str, ViewItems] = dataclasses.field(default_factory=dict)
 
@@ -116,23 +113,17 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
     if settings.final_of:
         train = train.join(test)
-    without_labels = settings.sampling_call().name == "two_views"
-    train = train.without_labels() if without_labels else train
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
         name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
         raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
     train, validation = split_training_classes(train, *settings.held_out(seed))
     unseen = None if settings.final_of else test
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
-    if settings.text_backbone:
-        views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
-        once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
-        return dataclasses.replace(splits, **once, views=views)
-    if not without_labels:
+    if not settings.text_backbone:
         return splits
-    paired = {name: split for name, split in splits.evaluated().items() if split.num_classes == len(split)}
-    twice: dict[str, Any] = {name: split.take(np.repeat(np.arange(len(split)), 2)) for name, split in paired.items()}
-    return dataclasses.replace(splits, **twice, two_views=tuple(twice))
+    views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
+    once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
+    return dataclasses.replace(splits, **once, views=views)
 
 
 def leave_out(
@@ -308,8 +299,6 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         if train.pairs is None and train.label_rows is None:
             require_classes(labels, "training")
         sampler = sampling.ShuffleSampler(len(train), size, seed)
-    elif name == "two_views":
-        sampler = sampling.PairSampler(np.arange(len(train)).repeat(2).reshape(-1, 2), size, seed)
     elif name == "pairs":
         if train.pairs is None:
             raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")

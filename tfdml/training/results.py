@@ -13,7 +13,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.pipeline import evaluation_batches, own_threads, two_view_batches
+from tfdml.data.pipeline import evaluation_batches, own_threads
 from tfdml.embeddings.compute import slices
 from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
@@ -140,16 +140,12 @@ class Evaluator:
             together: Share the work out over all processes, each of which has to call this with the same weights.
         """
         images: ImageDataset = getattr(self.splits, name)
-        together = together and self.processes.count <= len(images) and name not in self.splits.two_views
+        together = together and self.processes.count <= len(images)
         rows = self.processes.part(len(images)) if together else slice(0, len(images))
         key = name, rows.start, rows.stop
         if key not in self._batches:
             part = images if rows == slice(0, len(images)) else images.take(np.arange(len(images))[rows])
-            augmentation, view = make_transforms(self.settings)
-            if name in self.splits.two_views:  # they have no labels: two views find each other
-                batches = two_view_batches(part, augmentation, EVALUATION_BATCH)
-            else:
-                batches = evaluation_batches(part, view, EVALUATION_BATCH)
+            batches = evaluation_batches(part, make_transforms(self.settings)[1], EVALUATION_BATCH)
             self._batches[key] = own_threads(batches.cache() if self.cache and name != "train" else batches)
         embeddings = embed(model, self._batches[key])
         return self.processes.gather(embeddings) if together else embeddings
@@ -302,11 +298,9 @@ class TrainingRun:
 
 _PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
 _TEXTS = "; {images:,} images and {texts:,} texts find each other"
-_TWO_VIEWS = "without labels: trained on two views of each of {train} images, evaluated "
 _SELECTION = {
     "last": "the last epoch",
     "validation": "the best epoch on held-out training classes",
-    "two_views": "the best epoch on held-out images, two views of which are to find each other",
     "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
 }
 
@@ -387,15 +381,10 @@ def _result(
     metrics = evaluator.measure(embeddings, "test", names, texts, intervals="classes", values=values)
     QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
     protocol = _PROTOCOL
-    if experiment.sampling_call().name == "two_views":
-        protocol = _TWO_VIEWS + "{how} on {test} classes"
-    if "test" in splits.two_views:
-        protocol = _TWO_VIEWS + "on two views of each of {test} other images, which are to find each other"
     if texts is not None:
         protocol += _TEXTS.format(images=len(embeddings), texts=len(texts))
         result["chance"] = metrics.pop("chance")
     how = "all-to-all" if test.is_query is None else "queries against gallery"
-    selected_by = "two_views" if selection == "validation" and selection in splits.two_views else selection
     if test.pairs is not None:
         usual = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
         result["primary"] = usual if selection == "last" else metric
@@ -404,7 +393,7 @@ def _result(
         "metrics": metrics,
         "metrics_before": records[0].get("test", {}),
         "protocol": protocol.format(train=splits.train.num_classes, test=test.num_classes, how=how),
-        "selection": _SELECTION[selected_by] + (f", by {metric}" if selection != "last" else ""),
+        "selection": _SELECTION[selection] + (f", by {metric}" if selection != "last" else ""),
     }
 
 

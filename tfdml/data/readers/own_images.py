@@ -51,7 +51,7 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     Splits are folders of the usual names, in any case: `train` or `training`; `test`, `testing` or `holdout`; `val`,
     `valid`, `validation` or `dev`, which are the test images where there is no `test` and are left out otherwise;
     `query` and `gallery`, which are the test images in their roles. Without class folders each image is a class of its
-    own, for training without labels.
+    own.
 
     Images are JPEG, PNG and WebP files by their content, whatever their names, at any depth below their class folder.
     A warning counts all other files by kind. Hidden files and folders are no images and no classes. Labels follow the
