@@ -86,7 +86,7 @@ def sampled():
     proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 40, sample=0.3)
     model = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
     model.build((None, 12, 12, 3))
-    model.compile(build_optimizer("pytorch_sgd", model, 0.3, weight_decay=0.1, clip_norm=0.2, ema=0.5))
+    model.compile(build_optimizer("sgd", model, 0.3, weight_decay=0.1, clip_norm=0.2, ema=0.5))
     return model
 
 

@@ -107,7 +107,7 @@ def proxies_step(name):
     model = models.MetricLearner(tiny_embedder(), PROXIES[name]())
     model.build((None, SIZE, SIZE, 3))
     settings = {"weight_decay": 0.1, "momentum": 0.9, "clip_norm": 0.5, "ema": 0.5}
-    optimizer = build_optimizer("pytorch_sgd", model, 0.3, **settings)
+    optimizer = build_optimizer("sgd", model, 0.3, **settings)
     first = step(model, optimizer=optimizer)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints.save(pathlib.Path(folder), model, checkpoints.TrainingState(1, []))

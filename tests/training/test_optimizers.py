@@ -1,6 +1,5 @@
 """Optimizers have a rate per part, decay, clip and average as the formulas say, on one device and several."""
 
-import json
 import math
 
 import keras
@@ -28,23 +27,6 @@ def make_learner(embedder=None):
     return learner
 
 
-def step(learner, optimizer, scale=1.0):
-    """Apply gradients of `scale` everywhere; how much each part's first variable moved."""
-    parts = {part: members[0] for part, members in learner.parts().items()}
-    before = {part: keras.ops.convert_to_numpy(variable).copy() for part, variable in parts.items()}
-    optimizer.apply([scale * keras.ops.ones(v.shape) for v in learner.trainable_variables])
-    return {part: keras.ops.convert_to_numpy(variable) - before[part] for part, variable in parts.items()}
-
-
-def test_decoupled_decay_goes_at_the_rate_of_the_part():
-    learner = make_learner()
-    weights = {part: keras.ops.convert_to_numpy(members[0]).copy() for part, members in learner.parts().items()}
-    optimizer = build_optimizer("adamw", learner, 0.1, {"projection": 0.01, "objectives": 0.0}, weight_decay=0.5)
-    moved = step(learner, optimizer, scale=0.0)
-    for part, rate in {"backbone": 0.1, "projection": 0.01, "objectives": 0.0}.items():
-        np.testing.assert_allclose(moved[part], -rate * 0.5 * weights[part], rtol=1e-5, atol=1e-7)
-
-
 ALL_SETTINGS = {"learning_rates": {"projection": 0.02}, "weight_decay": 0.01, "clip_norm": 0.5, "ema": 0.9}
 
 
@@ -60,34 +42,14 @@ def trained_on(learner, steps):
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_is_restored_from_its_config(name):
-    learner = make_learner()
-    rate = rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2)
-    optimizer = build_optimizer(name, learner, rate, **ALL_SETTINGS)
-    config = json.loads(json.dumps(keras.saving.serialize_keras_object(optimizer)))
-    restored = keras.saving.deserialize_keras_object(config)
-    restored.build(learner.trainable_variables)
-    assert type(restored) is type(optimizer)
-    assert restored.get_config() == optimizer.get_config()
-    assert len(restored.variables) == len(optimizer.variables)
-    start = learner.get_weights()
-    moved = []
-    for one in (optimizer, restored):
-        learner.set_weights(start)
-        for _ in range(4):  # the rate warms up for two, and is at its peak in the third
-            step(learner, one)
-        moved.append(learner.get_weights())
-    for one, other in zip(*moved, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_learner_is_loaded_with_its_optimizer_and_continues(tmp_path):
+def test_a_learner_is_loaded_with_its_optimizer_and_continues(name, tmp_path):
     learner, rate = make_learner(), rate_schedule("cosine", 0.01, 20, 2)
-    learner.compile(build_optimizer("adam", learner, rate, **ALL_SETTINGS), run_eagerly=True)
+    learner.compile(build_optimizer(name, learner, rate, **ALL_SETTINGS), run_eagerly=True)
     trained_on(learner, range(3))
     learner.save(tmp_path / "learner.keras")
     loaded = keras.saving.load_model(tmp_path / "learner.keras")
-    assert loaded.optimizer.part_settings == learner.optimizer.part_settings
+    assert type(loaded.optimizer) is type(learner.optimizer)
+    assert loaded.optimizer.get_config() == learner.optimizer.get_config()
     for one, other in zip(trained_on(learner, [7, 8]), trained_on(loaded, [7, 8]), strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
@@ -127,13 +89,12 @@ def reference(kind, rate, total, warm_up, drops, factor, final, step):
     if kind == "step":
         return rate * factor ** sum(1 for drop in drops if step >= drop)
     share = (step - warm_up) / (total - warm_up)
-    falling = (1 + np.cos(np.pi * share)) / 2 if kind == "cosine" else 1 - share
-    return rate * (final + (1 - final) * falling)
+    return rate * (final + (1 - final) * (1 + np.cos(np.pi * share)) / 2)
 
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.sampled_from(["step", "cosine", "linear"]),
+    st.sampled_from(["step", "cosine"]),
     st.integers(2, 200),
     st.floats(0, 0.99),
     st.lists(st.integers(1, 200), max_size=3, unique=True),
@@ -145,14 +106,6 @@ def test_every_step_is_the_formulas(kind, total, part, drops, final, where):
     schedule = rate_schedule(kind, 0.3, total, warm_up, sorted(drops), 0.1, final)
     value = float(schedule(step)) if callable(schedule) else schedule
     assert value == pytest.approx(reference(kind, 0.3, total, warm_up, drops, 0.1, final, step), rel=1e-4, abs=1e-7)
-
-
-PAIRS = {
-    "adam": (keras.optimizers.Adam, optimizers.PyTorchAdam),
-    "adamw": (keras.optimizers.AdamW, optimizers.PyTorchAdamW),
-    "sgd": (keras.optimizers.SGD, optimizers.PyTorchSGD),
-}
-FORMS = ("keras", "pytorch")
 
 
 def adam(form, x, gradients, rate, epsilon, decay=0.0, amsgrad=False):
@@ -171,22 +124,14 @@ def adam(form, x, gradients, rate, epsilon, decay=0.0, amsgrad=False):
         yield x
 
 
-def sgd(form, x, gradients, rate, momentum, nesterov=False):
-    total = 0.0
-    for t, g in enumerate(gradients, start=1):
-        step = g if form == "pytorch" else rate(t) * g
-        total = momentum * total + step
-        step = step + momentum * total if nesterov else total
-        x -= rate(t) * step if form == "pytorch" else step
-        yield x
-
-
 CASES = {
-    "adam": (adam, {"epsilon": 0.01}),
-    "adam, amsgrad": (adam, {"epsilon": 0.01, "amsgrad": True}),
-    "adamw": (adam, {"epsilon": 0.01, "weight_decay": 0.1}),
-    "sgd": (sgd, {"momentum": 0.9}),
-    "sgd, nesterov": (sgd, {"momentum": 0.9, "nesterov": True}),
+    "adam": {"epsilon": 0.01},
+    "adam, amsgrad": {"epsilon": 0.01, "amsgrad": True},
+    "adamw": {"epsilon": 0.01, "weight_decay": 0.1},
+}
+CLASSES = {
+    "keras": (keras.optimizers.Adam, keras.optimizers.AdamW),
+    "pytorch": (optimizers.PyTorchAdam, optimizers.PyTorchAdamW),
 }
 
 
@@ -198,37 +143,33 @@ def walk(optimizer, start, gradients):
         yield keras.ops.convert_to_numpy(variable).copy()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", CLASSES)
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_in_both_forms_is_the_formulas(case, form):
-    reference, arguments = CASES[case]
     generator = np.random.default_rng(0)
     start = generator.normal(size=3).astype("float32")
     gradients = (generator.normal(size=(30, 3)) * [1.0, 1e-2, 1e-3] + [0.0, 0.01, 0.002]).astype("float32")
     # The rate drops to a tenth from the eleventh step on.
-    optimizer = PAIRS[case.split(",")[0]][FORMS.index(form)](step_schedule(0.02, [10], 0.1), **arguments)
-    named = {"decay" if key == "weight_decay" else key: value for key, value in arguments.items()}
+    optimizer = CLASSES[form][case == "adamw"](step_schedule(0.02, [10], 0.1), **CASES[case])
+    named = {"decay" if key == "weight_decay" else key: value for key, value in CASES[case].items()}
 
     def column(i):
         def rate(step):
             return 0.02 if step <= 10 else 0.002
 
-        return list(reference(form, float(start[i]), gradients[:, i].astype(float), rate, **named))
+        return list(adam(form, float(start[i]), gradients[:, i].astype(float), rate, **named))
 
     expected = np.stack([column(i) for i in range(3)], axis=1)
     np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("name", PAIRS)
-def test_weights_of_which_a_batch_reads_some_rows_train_too(name):
+def test_weights_of_which_a_batch_reads_some_rows_train_too():
     """Targets of the classes in the batch: their gradient may be sparse."""
     learner = MetricLearner(make_embedder(), [DensityAdaptivity(num_classes=5, constraint=None)])
     learner.build((None, 16, 16, 3))
-    optimizer = build_optimizer(f"pytorch_{name}", learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0)
+    optimizer = build_optimizer("pytorch_adam", learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0)
     learner.compile(optimizer, run_eagerly=True)
-    images = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3)).astype(np.uint8)
-    learner.fit(images, np.arange(6) % 3, batch_size=6, epochs=2, verbose=0)
+    trained_on(learner, range(2))
     targets = keras.ops.convert_to_numpy(learner.objectives[0].target_density)
     assert np.all(targets[:3] != 0.5)
     assert np.all(np.isfinite(targets))

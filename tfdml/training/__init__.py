@@ -3,7 +3,6 @@
 from tfdml.training.checkpoints import RunFolder as RunFolder
 from tfdml.training.optimizers import PyTorchAdam as PyTorchAdam
 from tfdml.training.optimizers import PyTorchAdamW as PyTorchAdamW
-from tfdml.training.optimizers import PyTorchSGD as PyTorchSGD
 from tfdml.training.optimizers import averaged as averaged
 from tfdml.training.optimizers import build_optimizer as build_optimizer
 from tfdml.training.optimizers import rate_schedule as rate_schedule

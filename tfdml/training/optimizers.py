@@ -1,17 +1,14 @@
 """Optimizers with a rate per part of the learner, weight decay, clipping and averages; schedules of rates.
 
-Adam, AdamW and SGD are also here as PyTorch computes them, `pytorch_adam` and so on, where Keras computes something
-else.
-With g the gradient, r the rate, t the step from 1, e epsilon and u the momentum:
+Adam and AdamW are also here as PyTorch computes them, `pytorch_adam` and `pytorch_adamw`, where Keras computes
+something else. With r the rate, t the step from 1 and e epsilon:
 
 | optimizer | Keras, TensorFlow and Caffe | PyTorch |
 |---|---|---|
 | Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + e) |
-| SGD with momentum | s = u s + r g, x -= s | s = u s + g, x -= r s |
 
 PyTorch's epsilon is that of Kingma and Ba's algorithm 1; elsewhere it is the "epsilon hat" of their section 2, which
-counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01. The two
-momenta differ once the rate changes: Keras's old steps keep the rate of their time, PyTorch's take the new one at once.
+counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01.
 """
 
 import contextlib
@@ -26,7 +23,7 @@ from tfdml import workarounds
 from tfdml.errors import UserError, check_choice
 from tfdml.saving import restore
 
-SCHEDULES = ("step", "cosine", "linear")
+SCHEDULES = ("step", "cosine")
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
@@ -107,7 +104,6 @@ def rate_schedule(
 
         step     rate drop_factor^(drops at or before t)
         cosine   rate (f + (1 - f) (1 + cos(pi u)) / 2)        Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5
-        linear   rate (f + (1 - f) (1 - u))
 
     Args:
         kind: One of `SCHEDULES`.
@@ -116,7 +112,7 @@ def rate_schedule(
         warm_up_steps: w, the steps in which the rate rises evenly; 0 for none.
         drop_steps: For `"step"`, ascending steps of the run from each of which on the rate is lower.
         drop_factor: For `"step"`, what each drop multiplies by.
-        final: For the others, f, which share of the rate is left at the end.
+        final: For `"cosine"`, f, which share of the rate is left at the end.
 
     Raises:
         UserError: The kind is unknown, or the warm-up leaves no step.
@@ -132,11 +128,8 @@ def rate_schedule(
     length = max(total_steps - warm_up_steps, 1)
     if kind == "step":
         schedule, shift = step_schedule(learning_rate, list(drop_steps), drop_factor), 0
-    elif kind == "cosine":
-        schedule, shift = keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final), warm_up_steps
     else:
-        end = final * learning_rate
-        schedule, shift = keras.optimizers.schedules.PolynomialDecay(learning_rate, length, end), warm_up_steps
+        schedule, shift = keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final), warm_up_steps
     return WarmUp(schedule, warm_up_steps, learning_rate, shift) if warm_up_steps else schedule
 
 
@@ -270,24 +263,13 @@ def averaged(learner) -> Iterator[None]:
             variable.assign(value)
 
 
-class _Slots:
-    """What an optimizer remembers of a variable, which Keras keeps by the variable's index."""
-
-    def _of(self, slots, variable):
-        return slots[workarounds.index_in(self, variable)]
-
-    def _remember(self, slot, share, value):
-        """Move a running mean: slot = share slot + (1 - share) value."""
-        self.assign_add(slot, (1.0 - share) * (value - slot))  # type: ignore[attr-defined]
-
-
 def _like(variable, value):
     # Dense: the gradient of a row of a table may come as its rows alone.
     return ops.cast(ops.convert_to_tensor(value), variable.dtype)
 
 
 @keras.saving.register_keras_serializable("tfdml")
-class PyTorchAdam(_Slots, keras.optimizers.Adam):
+class PyTorchAdam(keras.optimizers.Adam):
     """Adam whose epsilon is added after the bias correction: algorithm 1 of Kingma and Ba, and `torch.optim.Adam`.
 
     m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g^2
@@ -312,11 +294,12 @@ class PyTorchAdam(_Slots, keras.optimizers.Adam):
         """One variable's update."""
         gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
         step = _like(variable, self.iterations + 1)
-        momentum, velocity = self._of(self._momentums, variable), self._of(self._velocities, variable)
-        self._remember(momentum, self.beta_1, gradient)
-        self._remember(velocity, self.beta_2, ops.square(gradient))
+        index = workarounds.index_in(self, variable)
+        momentum, velocity = self._momentums[index], self._velocities[index]
+        self.assign_add(momentum, (1.0 - self.beta_1) * (gradient - momentum))
+        self.assign_add(velocity, (1.0 - self.beta_2) * (ops.square(gradient) - velocity))
         if self.amsgrad:
-            largest = self._of(self._velocity_hats, variable)
+            largest = self._velocity_hats[index]
             self.assign(largest, ops.maximum(largest, velocity))
             velocity = largest
         first = 1.0 - ops.power(_like(variable, self.beta_1), step)
@@ -336,29 +319,6 @@ class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
         super().__init__(learning_rate, weight_decay=weight_decay, **arguments)
 
 
-@keras.saving.register_keras_serializable("tfdml")
-class PyTorchSGD(_Slots, keras.optimizers.SGD):
-    """SGD whose momentum sums gradients, as `torch.optim.SGD`'s, and not steps: a new rate holds for all of it at once.
-
-    s = momentum s + g,    x = x - rate s;    with `nesterov` x = x - rate (g + momentum s)
-
-    The arguments are those of `keras.optimizers.SGD`, with PyTorch's default rate of 0.001 (Keras: 0.01). PyTorch's
-    dampening is 0 here, its default.
-    """
-
-    def __init__(self, learning_rate=0.001, **arguments):
-        super().__init__(learning_rate, **arguments)
-
-    def update_step(self, gradient, variable, learning_rate):
-        """One variable's update."""
-        gradient, rate = _like(variable, gradient), _like(variable, learning_rate)
-        if self.momentum:
-            total = self._of(self.momentums, variable)
-            self.assign(total, self.momentum * total + gradient)
-            gradient = gradient + self.momentum * total if self.nesterov else total
-        self.assign_sub(variable, rate * gradient)
-
-
 PARTS = ("backbone", "projection", "objectives")
 
 
@@ -368,20 +328,15 @@ def _with_part_rates(base: type) -> type:
     return keras.saving.register_keras_serializable("tfdml")(cls)
 
 
-#: By name. The decay of AdamW, Lion and Muon is decoupled and goes at the rate of each part.
+#: By name. The decay of AdamW is decoupled and goes at the rate of each part.
 _CLASSES: dict[str, type] = {
     "adam": _with_part_rates(keras.optimizers.Adam),
     "adamw": _with_part_rates(keras.optimizers.AdamW),
     "sgd": _with_part_rates(keras.optimizers.SGD),
-    "rmsprop": _with_part_rates(keras.optimizers.RMSprop),
-    "lion": _with_part_rates(keras.optimizers.Lion),
-    "muon": _with_part_rates(keras.optimizers.Muon),
     "pytorch_adam": _with_part_rates(PyTorchAdam),
     "pytorch_adamw": _with_part_rates(PyTorchAdamW),
-    "pytorch_sgd": _with_part_rates(PyTorchSGD),
 }
 OPTIMIZERS = tuple(_CLASSES)
-_DECOUPLED = (keras.optimizers.AdamW, keras.optimizers.Lion, keras.optimizers.Muon)
 
 
 def build_optimizer(
@@ -405,10 +360,10 @@ def build_optimizer(
         learning_rate: A number or schedule, the base rate.
         learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or
             at the end of a warm-up; where the base rate is a schedule they follow it in proportion.
-        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam, sgd and rmsprop; decoupled, at
-            each variable's own rate, for adamw, lion and muon. 0 by default for all, whereas AdamW's own default is
-            0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that the caller states.
-        epsilon: Adam's, RMSprop's and Muon's; None for their default: 1e-7 in Keras, 1e-8 in PyTorch.
+        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd; decoupled, at each
+            variable's own rate, for adamw. 0 by default for all, whereas AdamW's own default is 0.004 in Keras and 0.01
+            in PyTorch: a decay is part of the recipe that the caller states.
+        epsilon: Adam's; None for its default: 1e-7 in Keras, 1e-8 in PyTorch.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
         ema: With 0.999, say, `averages` of the weights are kept: see `averaged`. 0 for none.
@@ -428,13 +383,10 @@ def build_optimizer(
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
     drawn = learner.drawn_weight_ids
-    options = {"momentum": momentum} if name.endswith("sgd") else {}
-    options |= {"epsilon": epsilon} if epsilon is not None and not name.endswith(("sgd", "lion")) else {}
-    # The projection to embeddings is a matrix like any other.
-    options |= {"exclude_embeddings": False} if name == "muon" else {}
+    options = {"momentum": momentum} if name == "sgd" else {} if epsilon is None else {"epsilon": epsilon}
     # Without Keras's weight decay: see `PartRates`.
     optimizer = _CLASSES[name](learning_rate, **options)
-    decoupled = isinstance(optimizer, _DECOUPLED)
+    decoupled = isinstance(optimizer, keras.optimizers.AdamW)
     optimizer.part_settings = PartSettings(
         factors=[by_id.get(id(variable), 1.0) for variable in variables],
         coupled_decay=0.0 if decoupled else weight_decay,

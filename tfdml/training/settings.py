@@ -158,7 +158,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
     "whole_classes": {},
     "shuffle": {},
-    "two_views": {},
     "pairs": {},
     "texts": {},
 }
@@ -252,8 +251,7 @@ class DataSettings(Settings):
         drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
         final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
             epoch, on all classes, of which none is left to measure it on.
-        holdout_classes: Share of the training classes that is held out, as validation classes; for two_views, of the
-            images.
+        holdout_classes: Share of the training classes that is held out, as validation classes.
         holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
             classes of about the same size (stratified). --folds sets part=N of either: which of the disjoint parts of
             the training classes is held out, from 1 on (part=0: any classes).
@@ -272,11 +270,10 @@ class DataSettings(Settings):
         sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
             weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
             skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
-            whole_classes; a plain shuffle; two_views of each image, without labels; given pairs; or texts, all
-            different.
+            whole_classes; a plain shuffle; given pairs; or texts, all different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
-        batch_size: Images per batch, over all replicas, without P and K; for two_views, the views: two of each image.
+        batch_size: Images per batch, over all replicas, without P and K.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
@@ -311,17 +308,15 @@ class DataSettings(Settings):
     sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(
-        100, check=positive, effect=_samples("shuffle", "whole_classes", "two_views", "pairs", "texts")
-    )
+    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "pairs", "texts"))
 
     def __post_init__(self):
         super().__post_init__()
         if self.resize < self.image_size and self.augmentation_call().name in ("random_crop", "none"):
             raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
         as_color(self.pad_color)
-        if self.features and (self.policy.strip() or self.sampling_call().name == "two_views"):
-            raise UserError("--policy and --sampling=two_views change images, and --features are vectors")
+        if self.features and self.policy.strip():
+            raise UserError("--policy changes images, and --features are vectors")
         self.data_options(), self.augmentation_call(), self.sampling_call(), self.held_out(0)
         if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
             raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
@@ -380,7 +375,6 @@ class ModelSettings(Settings):
             trained query; or cls, a transformer's class token.
         dropout: Share of the pooled features that is left out before the projection, in training.
         batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
-        lora_rank: Freeze the backbone but for changes of this rank to its attention layers (LoRA); 0: all of it trains.
         mixed_precision: Dtype policy of the network.
         start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
             checkpoint, or a .keras file.
@@ -400,7 +394,6 @@ class ModelSettings(Settings):
     pooling: str = choice("avg", choices=tuple(POOLINGS), effect=_IMAGES)
     dropout: float = choice(0.0, check=fraction)
     batch_norm: str = choice("frozen", choices=BATCH_NORM_MODES, effect=_IMAGES)
-    lora_rank: int = choice(0, check=not_negative, effect=_IMAGES)
     mixed_precision: str = choice("float32", choices=("float32", "mixed_bfloat16", "mixed_float16"))
     start_from: str = ""
 
@@ -432,18 +425,18 @@ class OptimizationSettings(Settings):
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0: one pass over the training images.
         min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimizer. pytorch_adam and the like follow PyTorch's formulas, the others those of Keras, TensorFlow
-            and Caffe. They differ in where epsilon is added (adam, adamw), and in momentum when the rate drops (sgd).
+        optimizer: Optimizer. pytorch_adam and pytorch_adamw follow PyTorch's formulas, the others those of Keras,
+            TensorFlow and Caffe. They differ in where epsilon is added.
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
         objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
-        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine or a line to 0 at the end.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine to 0 at the end.
         warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
-        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw, lion and muon.
-        epsilon: Adam's, RMSprop's and Muon's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
+        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw.
+        epsilon: Adam's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
             are evaluated and kept. 0: none.
@@ -477,7 +470,7 @@ class OptimizationSettings(Settings):
     epsilon: float = choice(
         -1.0,
         check=lambda value: value == -1 or value > 0,
-        effect=needs("optimizer", *(name for name in OPTIMIZERS if name not in ("sgd", "pytorch_sgd", "lion"))),
+        effect=needs("optimizer", *(name for name in OPTIMIZERS if name != "sgd")),
     )
     clip_norm: float = choice(0.0, check=not_negative)
     ema: float = choice(0.0, check=fraction)
