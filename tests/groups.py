@@ -2,9 +2,7 @@
 
     python -m tests.groups "not slow" [GROUP ...]
 
-What most tests import is imported once, and each folder is a fork, which shows what it prints when it ends. Measured
-against `pytest -n 2 --dist loadfile` (pytest-xdist 3.8), in seconds of processor time: 31 and 47 for cli and cluster,
-whose commands are forks of the same process; 37 to 40 and 43 for mining and layers, which start nothing.
+What most tests import is imported once, and each folder is a fork, which shows what it prints when it ends.
 """
 
 import atexit

@@ -32,13 +32,6 @@ def small_model():
     return model
 
 
-def scripted(values):
-    """An evaluation whose Recall@1 takes these values, one an epoch."""
-    evaluation, rest = RetrievalEvaluation(*HELD_OUT), iter(values)
-    evaluation.evaluate = lambda model: {"recall@1": next(rest)}
-    return evaluation
-
-
 # On TensorFlow these models train for a few steps, and compiling takes longer.
 EAGERLY = keras.backend.backend() == "tensorflow"
 HELD_OUT = clusters(1, 4)
@@ -65,36 +58,10 @@ def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch():
     assert len(set(history["val_map@r"])) > 1
 
 
-def test_early_stopping_stops_and_restores_the_best_epoch():
-    model, weights = small_model(), []
-    keeps = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: weights.append(model.get_weights()))
-    stopping = keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=2, restore_best_weights=True)
-    history = fit(model, [scripted([0.1, 0.5, 0.4, 0.3, 0.9]), keeps, stopping], epochs=5)
-    assert history.history["val_recall@1"] == [0.1, 0.5, 0.4, 0.3]
-    for restored, best in zip(model.get_weights(), weights[1], strict=True):
-        np.testing.assert_array_equal(restored, best)
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        x, y = HELD_OUT
-        return x[index * 10 : index * 10 + 10], y[index * 10 : index * 10 + 10, None]
-
-
-@pytest.mark.parametrize(
-    "batches", [Batches(), [(HELD_OUT[0][:9], HELD_OUT[1][:9]), (HELD_OUT[0][9:], HELD_OUT[1][9:])]]
-)
-def test_batches_give_what_the_arrays_give(batches):
-    model = small_model()
-    expected = RetrievalEvaluation(*HELD_OUT).evaluate(model)
-    assert RetrievalEvaluation(batches).evaluate(model) == expected
-
-
-def test_a_gallery_is_searched():
+def test_batches_give_what_the_arrays_give_and_a_gallery_is_searched():
     model, (x, y) = small_model(), HELD_OUT
+    expected = RetrievalEvaluation(x, y).evaluate(model)
+    assert RetrievalEvaluation([(x[:9], y[:9, None]), (x[9:], y[9:])]).evaluate(model) == expected
     rows = np.arange(len(y)) % 2 == 0
     found = RetrievalEvaluation(x[rows], y[rows], gallery=x[~rows], gallery_labels=y[~rows]).evaluate(model)
     vectors = keras.ops.convert_to_numpy(model(x))
@@ -121,29 +88,16 @@ def test_a_metric_learner_is_measured_by_its_embedder():
         assert history[f"val_{name}"] == [expected[name]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"y": None}, "needs labels: give `y`"),
-        ({"ks": (24,)}, "recall@24 needs 24 gallery images"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_training(arguments, message):
-    with pytest.raises(UserError, match=message):
-        RetrievalEvaluation(**{"x": HELD_OUT[0], "y": HELD_OUT[1], **arguments})
-
-
-def test_batches_without_labels_or_end_are_refused():
-    with pytest.raises(UserError, match=r"must be \(images, labels\)"):
-        RetrievalEvaluation([HELD_OUT[0]]).evaluate(small_model())
-    with pytest.raises(UserError, match="a generator is used up after one epoch"):
-        RetrievalEvaluation(iter([HELD_OUT]))
+def test_what_cannot_be_measured_is_refused_before_training():
+    x, y = HELD_OUT
+    cases = [({"x": x}, "`y`"), ({"x": x, "y": y, "ks": (24,)}, "recall@24"), ({"x": iter([HELD_OUT])}, "generator")]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        endless = tf.data.Dataset.from_tensors(HELD_OUT).repeat()
-        with pytest.raises(UserError, match="never end"):
-            RetrievalEvaluation(endless)
+        cases.append(({"x": tf.data.Dataset.from_tensors(HELD_OUT).repeat()}, "never end"))
+    for arguments, message in cases:
+        with pytest.raises(UserError, match=message):
+            RetrievalEvaluation(**arguments)
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="imports TensorFlow itself")
@@ -157,20 +111,6 @@ def test_all_of_this_on_jax():
     pytest.importorskip("jax")
     command = ["-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider", __file__]
     assert "passed" in run_python(*command, environment=JAX).stdout
-
-
-def test_plain_fit_hides_no_label_without_a_proxy():
-    x, y = clusters(0, 3)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
-    model.compile("sgd", loss=tfdml.losses.AMSoftmaxLoss())
-    model.fit(x, y, verbose=0)
-    wrong = np.where(y == 1, 7, y)
-    if keras.backend.backend() == "jax":  # whose compiled steps cannot raise
-        assert np.isnan(model.fit(x, wrong, verbose=0).history["loss"][0])
-        return
-    with pytest.raises(Exception, match=r"labels must be classes 0 \.\. 2") as refused:
-        model.fit(x, wrong, verbose=0)
-    assert "7" in str(refused.value)
 
 
 def with_averages(order, tmp_path, **options):
@@ -199,10 +139,7 @@ def test_the_logged_metrics_are_those_of_the_averages_that_are_saved(tmp_path):
     logged, saved = with_averages(("swap", "evaluation", "save"), tmp_path)
     assert logged == pytest.approx(saved, abs=1e-6)
     assert len(set(logged)) > 1
-
-
-def test_averages_that_are_swapped_in_after_measuring_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"list SwapEMAWeights before it|use_ema` on JAX"):
+    with pytest.raises(UserError, match="list SwapEMAWeights before it"):
         with_averages(("evaluation", "swap", "save"), tmp_path)
 
 

@@ -70,21 +70,14 @@ def test_models_without_a_feature_map_have_gradients():
     model = keras.Model(inputs, outputs, name="plain")
     first, second = images(size=2)
     assert explain.similarity(model, first, second)[1].shape == (12, 12)
-
-
-def test_what_does_not_fit_is_refused():
-    embedder, (first, second) = tiny_embedder(), images(size=2)
-    with pytest.raises(UserError, match=r"second has the shape \(6, 12, 3\); the embedder takes .* \(12, 12, 3\)"):
-        explain.similarity(embedder, first, second[:6])
+    with pytest.raises(UserError, match="second has the shape"):
+        explain.similarity(tiny_embedder(), first, second[:6])
 
 
 def test_an_overlay_is_bright_where_the_map_is_high():
     image, heat = np.full((2, 2, 3), 100, np.uint8), np.array([[-5.0, 0.0], [1.0, 2.0]])
     shown = explain.overlay(image, heat).astype(int).sum(axis=-1)
     assert shown[0, 0] == shown[0, 1] < shown[1, 0] < shown[1, 1]
-    np.testing.assert_array_equal(explain.overlay(image, 0 * heat), explain.overlay(image, 0 * heat - 1))
-    picture = explain.draw(tiny_embedder(), *images(size=2))
-    assert picture.size == (24, 12)
 
 
 def maps_of_patches():

@@ -9,24 +9,7 @@ import pytest
 
 from tests.mathematics import required_arguments
 from tfdml import kernels, layers, losses, objectives
-from tfdml.saving import SavedByArguments, restore
-
-
-def test_arguments_are_shown():
-    term = objectives.MetricLoss(losses.NPairLoss(reduction="sum"), weight=2, name="term")
-    assert repr(term) == (
-        "MetricLoss(loss=NPairLoss(l2=0.0, mining='all', reduction='sum', name='n_pair_loss'), "
-        "representation='embedding', name='term', weight=2.0)"
-    )
-    assert "kernels={'embedding': Polynomial(degree=3)}" in repr(
-        objectives.JointRepresentationSimilarity("embedding", kernels.Polynomial(degree=3))
-    )
-
-
-def test_plain_values_are_left_alone():
-    assert restore(3) == 3
-    assert restore({"a": 1}) == {"a": 1}
-    assert isinstance(restore(keras.saving.serialize_keras_object(losses.NPairLoss())), losses.NPairLoss)
+from tfdml.saving import SavedByArguments
 
 
 def _saved_classes():
@@ -75,22 +58,18 @@ def test_arrays_and_mappings_are_saved_as_plain_values():
 
 
 def test_arguments_that_a_base_class_takes_are_shown_and_saved():
-    class Mixin:
-        pass
-
     @keras.saving.register_keras_serializable("tests.saving")
-    class Doubled(Mixin, losses.ContrastiveLoss):
+    class Doubled(losses.ContrastiveLoss):
         fixed = ("margin",)
 
         def __init__(self, factor=2.0, **kwargs):
             super().__init__(margin=0.5, **kwargs)
             self.factor = factor
 
-    parameters = inspect.signature(Doubled).parameters
-    assert list(parameters) == ["factor", "distance", "average", "mining", "positives", "reduction", "name"]
-    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in [*parameters.values()][1:])
-    config = Doubled(3.0, average="all", reduction="sum").get_config()
+    names = ["factor", "distance", "average", "mining", "positives", "reduction", "name"]
+    assert list(inspect.signature(Doubled).parameters) == names
+    made = Doubled(3.0, average="all", reduction="sum")
+    assert repr(made).startswith("Doubled(factor=3.0, distance='sqeuclidean', average='all'")
+    config = made.get_config()
     assert config | {"factor": 3.0, "average": "all", "reduction": "sum", "name": "doubled"} == config
     assert Doubled.from_config(config).get_config() == config
-    # Of an object it is that of the call.
-    assert list(inspect.signature(Doubled()).parameters) == ["y_true", "y_pred", "sample_weight"]

@@ -33,37 +33,7 @@ def test_a_model_can_be_cut_again_and_again_and_is_saved_as_before(tmp_path):
     assert_close(keras.saving.load_model(tmp_path / "x.keras")(IMAGES), model(IMAGES), 1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "at"),
-    [
-        ("googlenet", "inception_4a"),
-        ("bn_inception", "inception_4d"),
-        ("efficientnetb0", "block4a_expand_conv"),
-    ],
-)
-def test_backbones_by_name_can_be_cut(name, at):
-    model = backbones.resolve(name, 64).model
-    trunk, rest = backbones.cut(model, at)
-    x = np.random.default_rng(0).uniform(-1, 1, (2, 64, 64, 3)).astype("float32")
-    assert_close(rest(trunk(x)), model(x), 1e-5)
-
-
-def two_inputs():
-    inputs = [keras.Input((2,)), keras.Input((2,))]
-    return keras.Model(inputs, keras.layers.Add(name="sum")(inputs))
-
-
-@pytest.mark.parametrize(
-    ("make", "at", "message"),
-    [
-        (cuttable_backbone, "frist", "cuttable has no layer 'frist' to cut at; near: first"),
-        (cuttable_backbone, "second_conv", "other layers go past it"),
-        (cuttable_backbone, "last", "nothing would be left on one side"),
-        (two_inputs, "sum", "no functional model with one input"),
-    ],
-)
-def test_places_that_cannot_be_cut_are_named(make, at, message):
-    with pytest.raises(ValueError, match=message) as error:
-        backbones.cut(make(), at)
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(("at", "message"), [("frist", "near: first"), ("second_conv", "past"), ("last", "one side")])
+def test_places_that_cannot_be_cut_are_named(at, message):
+    with pytest.raises(ValueError, match=message):
+        backbones.cut(cuttable_backbone(), at)

@@ -9,20 +9,8 @@ from tfdml.models import Embedder
 SIZE = 75
 
 
-@pytest.fixture(scope="module")
-def mobilenet():
-    return backbones.resolve("mobilenetv2", 32, alpha=0.35).model
-
-
 def weights_of(model):
     return [keras.ops.convert_to_numpy(weight) for weight in model.weights]
-
-
-def assert_one_line(error, *parts):
-    message = str(error.value)
-    assert "\n" not in message
-    for part in parts:
-        assert part in message
 
 
 # One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale, pixel statistics.
@@ -31,6 +19,9 @@ def assert_one_line(error, *parts):
 def test_every_backbone_takes_its_own_weights_file(name, tmp_path):
     keras.utils.set_random_seed(1)
     source = backbones.resolve(name, SIZE).model
+    # A file may hold the state of an optimizer, too.
+    source.compile("adam")
+    source.optimizer.build(source.trainable_variables)
     path = str(tmp_path / "x.weights.h5")
     source.save_weights(path)
     loaded = backbones.resolve(name, SIZE, weights=path)
@@ -83,80 +74,51 @@ def test_the_papers_backbones_have_their_published_size(name, scaling, channels,
     assert backbone.ensemble_cut
 
 
-@pytest.mark.parametrize(("name", "size"), [("inceptionv3", 32), ("conv4", 8), ("conv4", 0), ("mobilenetv2", -1)])
-def test_image_size_that_the_network_cannot_take_is_refused(name, size):
-    with pytest.raises(UserError) as error:
-        backbones.resolve(name, size)
-    assert_one_line(error, "cannot build", f"{size} px")
-
-
-def wrong_files(folder):
-    """Name -> a file that is not MobileNetV2 of alpha 0.35 without its top."""
-    paths = {}
-
-    def path(name):
-        paths[name] = str(folder / f"{len(paths)}.weights.h5")
-        return paths[name]
-
-    backbones.resolve("conv4", 32).model.save_weights(path("another architecture"))
-    backbones.resolve("mobilenetv2", 32, alpha=0.5).model.save_weights(path("another alpha"))
-    top = keras.applications.MobileNetV2(input_shape=(32, 32, 3), alpha=0.35, weights=None, classes=10)
-    top.save_weights(path("with its top"))
-    with open(path("text"), "w") as file:
-        file.write("not weights\n" * 100)
-    open(path("empty"), "w").close()
-    whole = paths["another alpha"]
-    with open(whole, "rb") as source, open(path("cut short"), "wb") as target:
-        target.write(source.read(20_000))
-    return paths
-
-
 @pytest.mark.slow
-def test_wrong_weights_file_is_refused_and_changes_nothing(tmp_path, mobilenet):
-    before = weights_of(mobilenet)
-    for name, path in wrong_files(tmp_path).items():
-        with pytest.raises(UserError) as error:
-            backbones.load_weights(mobilenet, path)
-        assert_one_line(error, path)
-        for actual, expected in zip(weights_of(mobilenet), before, strict=True):
-            np.testing.assert_array_equal(actual, expected, err_msg=name)
-
-
-@pytest.mark.slow
-def test_file_of_a_compiled_model_fits(tmp_path):
-    model = backbones.resolve("conv4", 32, width=4).model
-    model.compile(optimizer="adam", loss="mse")
-    model.fit(np.zeros((2, 32, 32, 3)), np.ones((2, 2, 2, 4)), verbose=0)
-    path = str(tmp_path / "trained.weights.h5")
-    model.save_weights(path)
-    loaded = backbones.resolve("conv4", 32, weights=path, width=4).model
-    for actual, expected in zip(weights_of(loaded), weights_of(model), strict=True):
+@pytest.mark.parametrize("wrong", ["another alpha", "with its top", "text", "cut short"])
+def test_wrong_weights_file_is_refused_and_changes_nothing(wrong, tmp_path):
+    model, path = backbones.resolve("mobilenetv2", 32, alpha=0.35).model, tmp_path / "x.weights.h5"
+    other = keras.applications.MobileNetV2(
+        input_shape=(32, 32, 3),
+        alpha=0.5 if wrong == "another alpha" else 0.35,
+        weights=None,
+        include_top=wrong == "with its top",
+        classes=10,
+    )
+    other.save_weights(path)
+    if wrong == "text":
+        path.write_text("not weights\n" * 100)
+    elif wrong == "cut short":
+        path.write_bytes(path.read_bytes()[:20_000])
+    before = weights_of(model)
+    with pytest.raises(UserError, match=str(path)):
+        backbones.load_weights(model, str(path))
+    for actual, expected in zip(weights_of(model), before, strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"name": "resnet5"}, "unknown backbone 'resnet5'; did you mean 'resnet50'?"),
-        ({"name": "resnet50", "alpha": 0.5}, "backbone 'resnet50' has no option 'alpha' (it has none)"),
-        ({"name": "mobilenetv2", "alpha": -1}, "alpha must be positive"),
-        ({"name": "conv4", "weights": "imagenet"}, "there are no ImageNet weights for 'conv4'"),
-        ({"name": "resnet50", "weights": "no/such.weights.h5"}, "`weights`: there is no file no/such.weights.h5"),
+        ({"name": "resnet5"}, "did you mean 'resnet50'"),
+        ({"name": "resnet50", "alpha": 0.5}, "has no option 'alpha'"),
+        ({"name": "mobilenetv2(alpha=-1)"}, "alpha must be positive"),
+        ({"name": "mobilenetv2(alpha="}, "cannot be read"),
+        ({"name": "conv4", "weights": "imagenet"}, "no ImageNet weights"),
+        ({"name": "resnet50", "weights": "no/such.weights.h5"}, "there is no file"),
     ],
 )
 def test_names_are_checked_without_building_as_they_are_with_it(arguments, says, monkeypatch):
     monkeypatch.setattr(keras.applications, "ResNet50", None)
     for call in (backbones.check, lambda name, **options: backbones.resolve(name, 32, **options)):
-        with pytest.raises(UserError) as error:
+        with pytest.raises(UserError, match=says):
             call(**arguments)
-        assert_one_line(error, says)
 
 
 def test_a_name_may_have_its_options_with_it():
     narrow = backbones.resolve("MobileNetV2(alpha=0.35)", 32).model
     assert narrow.count_params() == backbones.resolve("mobilenetv2", 32, alpha=0.35).model.count_params()
     assert Embedder("conv4(width=8)", embedding_dim=4, image_size=32).backbone.output_shape[-1] == 8
-    with pytest.raises(UserError, match="has no option 'depth'"):
-        backbones.check("mobilenetv2(depth=3)")
-    with pytest.raises(UserError, match="cannot be read"):
-        Embedder("mobilenetv2(alpha=", image_size=32)
+    for name, size in (("inceptionv3", 32), ("conv4", 8), ("mobilenetv2", -1)):
+        with pytest.raises(UserError, match=f"{size} px"):
+            backbones.resolve(name, size)

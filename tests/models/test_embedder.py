@@ -15,26 +15,6 @@ def batch_norm_of(embedder):
     return layer
 
 
-def test_representations_have_their_documented_names_and_shapes():
-    embedder = tiny_embedder()
-    representations = embedder.represent(images(size=4), detached=True)
-    shapes = {name: tuple(value.shape) for name, value in representations.items()}
-    assert shapes == {
-        "feature_map": (4, 6, 6, 6),
-        "pooled": (4, 6),
-        "projection": (4, 5),
-        "embedding": (4, 5),
-        "detached_projection": (4, 5),
-        "detached_embedding": (4, 5),
-    }
-    assert embedder.representation_shapes((4, SIZE, SIZE, 3)) == shapes
-    assert list(embedder.represent(images(size=4))) == ["feature_map", "pooled", "projection", "embedding"]
-    projected = embedder.project(representations["pooled"])
-    assert list(projected) == ["projection", "embedding"]
-    np.testing.assert_array_equal(projected["embedding"], representations["embedding"])
-    np.testing.assert_array_equal(embedder(images(size=4)), representations["embedding"])
-
-
 def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_only():
     embedder, x = tiny_embedder(dim=8, dropout=0.5), images(size=3)
     plain = {name: np.asarray(value) for name, value in embedder.represent(x).items()}

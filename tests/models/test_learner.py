@@ -1,6 +1,5 @@
 """The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
 
-import contextlib
 import warnings
 
 import keras
@@ -12,11 +11,8 @@ from keras import ops
 from tests import references
 from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
-from tests.objectives import references_classes
 from tests.played_replicas import play
-from tests.processes import run_python
 from tfdml import kernels, losses, objectives, pairwise, replicas
-from tfdml.data import ImageDataset, TrainTransform, class_balanced
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
@@ -70,31 +66,6 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
         logs = learner.evaluate(x[order], labels[order], batch_size=size, verbose=0, return_dict=True)
         assert_close(logs["loss"], logs["am_softmax_loss"] + weight * logs["joint_representation_similarity"])
         assert_close(logs["am_softmax_loss"], terms["am_softmax_loss"])
-
-
-@pytest.mark.one_quick_case
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_reports_what_objectives_observe_as_means_over_classes_and_pairs_of_the_batches(jit_compile):
-    labels, x = colored_batch()
-    order = np.random.default_rng(0).permutation(len(x))
-    labels, x = labels[order], x[order]
-    terms = [DensityAdaptivity(3, constraint=None), EnergyConfusion(name="confusion")]
-    learner = compiled(terms, jit_compile=jit_compile)
-    learner.build(x.shape)
-    learner.objectives[0].target_density.assign([0.2, 0.5, 0.9])
-    logs = learner.evaluate(x, labels, batch_size=5, verbose=0, return_dict=True)
-    embeddings = np.asarray(learner(x)["embedding"], "float64")
-    densities, targets, energies = [], [], []
-    for start in range(0, len(x), 5):
-        y, e = labels[start : start + 5], embeddings[start : start + 5]
-        classes = references_classes.classes_of(y)
-        densities += [references_classes.density(y, e, c) for c in classes]
-        targets += [[0.2, 0.5, 0.9][c] for c in classes]
-        count = len(references_classes.class_pairs(y))
-        energies += [references_classes.energy_confusion(y, e, "plain")] * count
-    assert_close(logs["density_adaptivity_d_avg"], np.mean(densities))
-    assert_close(logs["density_adaptivity_target"], np.mean(targets))
-    assert_close(logs["confusion_energy"], np.mean(energies))
 
 
 def test_reports_mean_distances_and_the_share_of_negatives_nearer_than_the_furthest_positive():
@@ -435,40 +406,6 @@ def test_a_replica_without_images_is_refused():
         tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
 
 
-UNEVEN = """
-import sys
-import keras, numpy as np, tensorflow as tf
-from tests.models.networks import colored_batch, tiny_embedder
-from tfdml import losses
-from tfdml.models import MetricLearner
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-labels, x = (part[[0, 4, 8, 1, 5, 9, 2, 6, 10]] for part in colored_batch())  # of each class in turn
-with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
-    learner = MetricLearner(tiny_embedder(), [losses.ContrastiveLoss()])
-    learner.compile("sgd")
-size = int(sys.argv[1])
-try:
-    learner.fit(x[:size], labels[:size], batch_size=4, verbose=0)
-    print("trained")
-except ValueError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("size", "says"),
-    [
-        (3, "the first batch cannot be split equally among the replicas"),
-        (5, "a batch has fewer images than there are replicas"),
-    ],
-)
-def test_uneven_batches_train_on_two_devices_or_are_refused(size, says):
-    # A process each: TensorFlow 2.21 may take a collective operation of one strategy for that of an earlier one.
-    assert run_python("-c", UNEVEN, size).stdout.startswith(says)
-
-
 def fresh_learner(loss=None, **options):
     keras.utils.set_random_seed(0)
     backbone = keras.Sequential(
@@ -544,14 +481,3 @@ def test_a_function_of_labels_and_embeddings_is_a_loss():
 def test_a_loss_of_two_tensors_of_one_shape_is_refused(loss):
     with pytest.raises(UserError, match="does not go with labels"):
         fresh_learner(loss).fit(X, LABELS, verbose=0)
-
-
-def test_batches_of_another_size_than_the_embedders_are_named():
-    data = ImageDataset(images=images(size=4, dtype="uint8"), labels=[0, 0, 1, 1])
-    learner = MetricLearner(tiny_embedder(), ContrastiveLoss())
-    learner.compile("sgd")
-    warned = pytest.warns(UserWarning, match=f"have {2 * SIZE} px.*`image_size` of {SIZE}")
-    for size, context in ((2 * SIZE, warned), (SIZE, contextlib.nullcontext())):
-        view = TrainTransform(resize=size, image_size=size)
-        with context:
-            learner.fit(class_balanced(data, 2, 2, transform=view), steps_per_epoch=1, verbose=0)

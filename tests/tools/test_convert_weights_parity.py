@@ -12,7 +12,6 @@ from tests.tools import torch_networks  # noqa: E402
 # Architecture -> the PyTorch network, and the range of its pixels.
 NETWORKS = {
     "googlenet": (torch_networks.CaffeGoogLeNet, 120.0),
-    "googlenet_bn": (torch_networks.TorchvisionGoogLeNet, 1.0),
     "bn_inception": (torch_networks.BNInception, 120.0),
     "resnet50_v1_5": (torch_networks.ResNet50, 2.0),
 }

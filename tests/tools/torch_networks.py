@@ -93,57 +93,6 @@ class CaffeGoogLeNet(Named):
         return x
 
 
-class Basic(nn.Module):
-    def __init__(self, inputs, outputs, size, stride=1):
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
-        self.bn = nn.BatchNorm2d(outputs, eps=0.001)
-
-    def forward(self, x):
-        return functional.relu(self.bn(self.conv(x)))
-
-
-class Branches(nn.Module):
-    def __init__(self, inputs, a, b1, b2, c1, c2, d):
-        super().__init__()
-        self.branch1 = Basic(inputs, a, 1)
-        self.branch2 = nn.Sequential(Basic(inputs, b1, 1), Basic(b1, b2, 3))
-        # torchvision's "5x5" has kernels of 3 x 3.
-        self.branch3 = nn.Sequential(Basic(inputs, c1, 1), Basic(c1, c2, 3))
-        self.branch4 = nn.Sequential(nn.MaxPool2d(3, 1, 1, ceil_mode=True), Basic(inputs, d, 1))
-
-    def forward(self, x):
-        return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], 1)
-
-
-class TorchvisionGoogLeNet(nn.Module):
-    """GoogLeNet with batch normalization; an auxiliary head stands for those that its checkpoints hold."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv1, self.conv2, self.conv3 = Basic(3, 64, 7, 2), Basic(64, 64, 1), Basic(64, 192, 3)
-        channels = 192
-        for name, *widths in rows(GOOGLENET):
-            widths = [int(width) for width in widths]
-            self.add_module(f"inception{name}", Branches(channels, *widths))
-            channels = widths[0] + widths[2] + widths[4] + widths[5]
-        self.aux1 = nn.ModuleDict({"conv": Basic(512, 4, 1), "fc1": nn.Linear(4, 4)})
-        self.fc = nn.Linear(1024, 7)
-
-    def forward(self, x):
-        x = self.conv1(x)
-        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        x = self.conv3(self.conv2(x))
-        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        for name, *_ in rows(GOOGLENET):
-            x = self.get_submodule(f"inception{name}")(x)
-            if name == "3b":
-                x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-            if name == "4e":
-                x = functional.max_pool2d(x, 2, 2, ceil_mode=True)
-        return x
-
-
 class BNInception(Named):
     """BN-Inception as ported from Caffe."""
 
@@ -233,29 +182,19 @@ class ResNet50(nn.Module):
 
 
 def randomize(network, seed=0, scale=1.0):
-    """Random weights, and random BatchNorm parameters and statistics near those of images of +-scale."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def uniform(tensor, low, high):
-        return torch.empty_like(tensor).uniform_(low, high, generator=generator)
-
+    """Random weights, and BatchNorm parameters and statistics near those of images of +-scale."""
+    torch.manual_seed(seed)
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
-                module.weight.normal_(0.0, (2.0 / module.weight[0].numel()) ** 0.5, generator=generator)
-                if norms:
-                    # Variances down to where epsilon matters.
-                    module.weight.mul_(10.0 ** uniform(module.weight[:, :1, :1, :1], -2.0, 0.0))
-                if module.bias is not None:
-                    module.bias.copy_(uniform(module.bias, -0.3, 0.3))
+                nn.init.kaiming_normal_(module.weight)
         for norm in norms:
-            norm.weight.copy_(uniform(norm.weight, 0.5, 1.2))
-            norm.bias.copy_(uniform(norm.bias, -0.3, 0.3))
+            norm.weight.uniform_(0.5, 1.2)
+            norm.bias.uniform_(-0.3, 0.3)
             norm.momentum = 1.0
         network.train()
-        network(uniform(torch.empty(4, 3, 96, 96), -scale, scale))
+        network(torch.empty(4, 3, 96, 96).uniform_(-scale, scale))
         for norm in norms:
-            norm.running_mean.add_(uniform(norm.running_mean, -0.3, 0.3) * norm.running_var.sqrt())
-            norm.running_var.mul_(uniform(norm.running_var, 0.7, 1.4))
+            norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.7, 1.4))
     return network.eval()

@@ -71,13 +71,6 @@ def first_weights():
     return {f"{name}|first|{i}": value for name in LEARNERS for i, value in enumerate(values(make(name).variables))}
 
 
-def trained_at_first(name, given):
-    """The first of those weights that are trained, in the order of `steps`."""
-    learner = make(name)
-    at = {id(variable): i for i, variable in enumerate(learner.variables)}
-    return [given[f"{name}|first|{at[id(variable)]}"] for variable in learner.trainable_variables]
-
-
 class _Logs(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()

@@ -28,27 +28,3 @@ def test_on_glyphs(tmp_path):
     )
     result = train(experiment).result
     assert result["metrics"]["recall@1"] > result["metrics_before"]["recall@1"] + 0.2
-
-
-@pytest.mark.slow
-def test_on_real_cars_with_imagenet_weights(tmp_path, shared_data):
-    experiment = Experiment(
-        run_dir=str(tmp_path / "run"),
-        dataset="cars196",
-        data_dir=str(shared_data / "data" / "cars196"),
-        image_size=96,
-        resize=112,
-        backbone="mobilenetv2(alpha=0.35)",
-        weights=str(shared_data / "weights" / "mnv2_035_notop.weights.h5"),
-        objectives="am_softmax + jrs",
-        sampling="shuffle",
-        batch_size=100,
-        epochs=2,
-        steps_per_epoch=80,
-        projection_rate=1e-2,
-        objective_rate=1e-2,
-        evaluate_every=0,
-        report=False,
-    )
-    result = train(experiment).result
-    assert result["metrics"]["recall@1"] > result["metrics_before"]["recall@1"] + 0.05

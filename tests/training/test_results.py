@@ -11,7 +11,7 @@ from tests.training import runs
 from tests.training.runs import noise
 from tfdml.errors import UserError
 from tfdml.training.images import Splits, check_measurable
-from tfdml.training.results import Evaluator, saturation_warnings, selected_epoch, selection_warnings
+from tfdml.training.results import Evaluator, selected_epoch
 from tfdml.training.workers import Processes
 
 
@@ -45,16 +45,6 @@ def test_of_equal_epochs_the_last_is_selected_once_the_rate_has_decayed(rates, e
     # An epoch that was not measured is never equal to the best.
     del records[4]["validation"]["map@r"]
     assert selected_epoch(records, "validation") == min(expected, 3)
-
-
-def test_few_held_out_classes_and_a_saturated_metric_are_warned_of():
-    (line,) = selection_warnings("validation", runs.noise("train", 9, 0, images_per_class=2))
-    assert line.startswith("WARNING: --selection=validation selects the epoch on 9 held-out classes")
-    assert selection_warnings("validation", runs.noise("train", 10, 0, images_per_class=2)) == []
-    (line,) = saturation_warnings(history(0.3, 0.985, 0.99, 0.98), "validation", "map@r")
-    assert line.startswith("WARNING: map@r on the validation classes is saturated: 99.0 % in the selected epoch 2")
-    assert saturation_warnings(history(0.99, 0.97, 0.96), "validation", "map@r") == []
-    assert saturation_warnings(history(0.99, 0.99), "last", "map@r") == []
 
 
 def test_queries_are_counted_against_their_gallery():

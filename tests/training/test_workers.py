@@ -17,11 +17,7 @@ ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRES
 
 @pytest.mark.parametrize(
     ("backend", "environment", "says"),
-    [
-        ("torch", {}, "KERAS_BACKEND=torch: training runs on tensorflow or jax"),
-        ("jax", {"TF_CONFIG": "{}"}, "TF_CONFIG is for TensorFlow"),
-        ("tensorflow", {COUNT: "2"}, "is for JAX"),
-    ],
+    [("torch", {}, "torch"), ("jax", {"TF_CONFIG": "{}"}, "TF_CONFIG"), ("tensorflow", {COUNT: "2"}, "is for JAX")],
 )
 def test_what_means_nothing_on_a_backend_is_refused(backend, environment, says, monkeypatch):
     check_backend()
@@ -93,15 +89,14 @@ def test_workers_of_other_settings_or_versions_are_refused(monkeypatch, tmp_path
         chief, other = (_Together(index, ("a", "b")) for index in range(2))
         trainer._check_alike(runs.experiment(tmp_path / "chief"), chief)
         with monkeypatch.context() as patch:
-            for name in changes.keys() & {"__version__"}:
-                patch.setattr(trainer, name, changes.pop(name))
+            patch.setattr(trainer, "__version__", changes.pop("version", trainer.__version__))
             trainer._check_alike(runs.experiment(tmp_path / "other", **changes), other)
 
     compare()
-    with pytest.raises(UserError, match=r"--seed=7 on worker 1 and 0 on worker 0: use the same"):
+    with pytest.raises(UserError, match="--seed=7 on worker 1"):
         compare(seed=7)
-    with pytest.raises(UserError, match=r"tfdml 0\.0 on worker 1 and .* on worker 0: install the same version"):
-        compare(__version__="0.0")
+    with pytest.raises(UserError, match="install the same version"):
+        compare(version="0.0")
 
 
 def config(cluster, job="worker", index=0):
@@ -126,13 +121,3 @@ def test_tf_config_says_who_trains_or_is_refused(monkeypatch, text, expected):
         return
     with pytest.raises(UserError, match="TF_CONFIG does not say who trains"):
         TensorFlowWorkers.from_environment()
-
-
-def test_classes_are_shared_on_jax_and_workers_do_not_split_their_cpu(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="--shard_classes works in one process on JAX"):
-        runs.train(tmp_path / "run", shard_classes=True)
-    monkeypatch.setattr(trainer.workers, "join", lambda devices: TensorFlowWorkers(0, ("a:1", "b:2")))
-    monkeypatch.setattr(TensorFlowWorkers, "bytes_of_chief", lambda self, read: read())
-    with pytest.raises(UserError, match="--logical_devices=2 is of one process"):
-        runs.train(tmp_path / "run", logical_devices=2, classes_per_batch=4)
-    assert not (tmp_path / "run").exists()
