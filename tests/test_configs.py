@@ -1,4 +1,4 @@
-"""Every flag file of `configs` is an experiment that builds, has its paper's K, and takes a step."""
+"""Every flag file of `configs` and row of `papers.txt` builds, has what its paper prints, and takes a step."""
 
 import dataclasses
 import gc
