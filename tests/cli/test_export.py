@@ -41,8 +41,6 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     expected, orders = result["metrics_moments"], result["metrics_orders"]
     assert list(orders) == ["1", "2", "3", "all"]
     assert orders["1"]["recall@1"] == result["metrics"]["recall@1"]
-    page = (run / "report" / "index.html").read_text(encoding="utf-8")
-    assert "Each order of moments by itself" in page
     flags = [flag for flag in tiny_flags if "dataset" in flag]
     out = tmp_path / "metrics.json"
     done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")

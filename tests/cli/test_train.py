@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import pytest
 
-import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli import commands
 from tfdml.training import trainer
 from tfdml.training.callbacks import Interrupted

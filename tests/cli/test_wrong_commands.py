@@ -12,14 +12,12 @@ from tests.cli.conftest import TINY
 
 pytestmark = pytest.mark.slow
 
-LONG = "x" * 300
-
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Photos, and files that commands read."""
     photos, files = tmp_path_factory.mktemp("photos"), tmp_path_factory.mktemp("files")
-    write_noise(photos, "abcdefgh", 4)
+    write_noise(photos, "ab", 4)
     write_embedder(files / "embedder.keras")
     vectors = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
     np.savez(files / "vectors.npz", embeddings=vectors, labels=np.arange(8) // 2)
@@ -29,7 +27,8 @@ def places(tmp_path_factory):
 # Values that have been the end of many a program. None names what a command could write to.
 NASTY = [
     "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true", "maybe", "none", "é",
-    "a\udcff", LONG, "a,b", ",", "(", "[1]", "x(y=z)", "%s", "{}", "'", "\n", "rest://localhost:1/x", "/no/folder/x",
+    "a\udcff", "x" * 300, "a,b", ",", "(", "[1]", "x(y=z)", "%s", "{}", "'", "\n", "rest://localhost:1/x",
+    "/no/folder/x",
 ]  # fmt: skip
 # What else a command is given; with them it writes nothing, or nothing but what is asked for here.
 BASE = {

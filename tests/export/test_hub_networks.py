@@ -12,8 +12,6 @@ from tfdml.models import Embedder
 
 pytestmark = has_keras_hub
 OWN = {"dinov2": "cls", "dinov3": "avg", "siglip": "attention", "swin": "gem"}
-
-
 VIEWS = np.random.default_rng(0).integers(0, 256, (5, SIZE, SIZE, 3)).astype(np.uint8)
 
 
