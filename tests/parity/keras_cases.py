@@ -22,8 +22,9 @@ class Case:
     Args:
         name: The class there.
         arguments: Its arguments.
-        ours: The loss here.
-        form: How theirs is called: `"labels"` (labels, embeddings), or `"views"`, the two halves of the batch.
+        ours: The loss here; None where there is none, and the test knows the formula.
+        form: How theirs is called: `"labels"` (labels, embeddings), or of anchors and positives as the first and the
+            second half of the batch, `"views"`, `"similarities"` (a matrix) or `"pairs"` (distances).
         batches: Those on which values and gradients are compared.
         on_the_sphere: Theirs takes the embeddings for unit vectors, ours normalizes them: the gradients agree along
             the sphere.
@@ -95,6 +96,8 @@ SIMILARITY = {
     "two views": Case(
         "SimCLRLoss", {"temperature": 0.1}, lambda y, x: 2 * NTXentLoss(0.1)(y, x), "views", ("anchors and positives",)
     ),
+    "semi-hard": _similarity("TripletLoss", _triplet("hard", "semi-hard"), None),
+    "circle": _similarity("CircleLoss", {}, None),
 }
 ADDONS = {
     **{
@@ -107,15 +110,18 @@ ADDONS = {
     "soft": Case("TripletHardLoss", {"soft": True}, TripletLoss("soft", "hard", "euclidean", average="all")),
     "lifted": Case("LiftedStructLoss", {"margin": 1.0}, LiftedStructureLoss(1.0)),
     "lifted tight": Case("LiftedStructLoss", {"margin": 0.3}, LiftedStructureLoss(0.3)),
+    "pairs": Case("ContrastiveLoss", {"margin": 1.0}, None, "pairs", ("pairs",)),
+    "n-pairs": Case("NpairsLoss", {}, None, "similarities", ("anchors and positives",)),
 }
 
 
 def batches():
     """Name -> (labels, embeddings).
 
-    "anchors and positives" has an image of each class in either half.
+    "anchors and positives" has an image of each class in either half, "pairs" six positive and six negative pairs.
     """
     two = np.repeat(np.arange(6), 2)
+    other = np.where(np.arange(12) < 6, np.arange(12), np.arange(12) + 12)
     halves = np.random.default_rng(3).normal(size=(24, 6)).astype("float32")
     return {
         "unit": random_batch(0, 12, 3, 8),
@@ -123,5 +129,6 @@ def batches():
         "two a class": (two, random_batch(2, 12, 3, 5)[1]),
         "real": (np.arange(128) % 12, random_batch(4, 128, 32, 64)[1]),
         "anchors and positives": (np.tile(np.arange(12), 2), halves),
+        "pairs": (np.concatenate([np.arange(12), other]), 0.3 * halves),
         **{name: degenerate_batches()[name] for name in (*WHOLE, *LACKING)},
     }

@@ -13,11 +13,23 @@ import tensorflow as tf
 from there import run_cases
 
 
+def halves(x):
+    """The two views of a batch that is anchors first, then their positives."""
+    return tf.split(x, 2)
+
+
 def value_of(loss, form, labels, x):
     """What a loss makes of a batch, in the form in which it is called."""
     if form == "labels":
         return loss(labels, x)
-    return loss(*tf.split(x, 2))
+    first, second = halves(x)
+    if form == "views":
+        return loss(first, second)
+    half = labels[: len(labels) // 2]
+    if form == "similarities":
+        return loss(half, tf.matmul(first, second, transpose_b=True))
+    distances = tf.norm(first - second, axis=1)
+    return loss(tf.cast(half == labels[len(half) :], "int32"), distances)
 
 
 def run(module, case, labels, x):
