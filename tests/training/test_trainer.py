@@ -53,7 +53,6 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unin
     before = times(folder)
     train(folder, resume=True)  # a finished run is left as it is
     assert times(folder) == before
-    assert not list(folder.rglob(".*"))
 
 
 @pytest.mark.slow
@@ -231,7 +230,8 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
     assert f"ended after {step} of {EPOCHS * STEPS} steps" in result["selection"]
     assert [record["step"] for record in runs.records(folder)] == sorted({0, STEPS, step})
     check_ended(str(folder), unfinished=False)
-    assert json.loads((folder / "result.json").read_bytes()) == result
+    ended = train(folder, resume=True, checkpoint_steps=1, **settings)
+    assert ended == json.loads((folder / "result.json").read_bytes())
 
 
 @pytest.mark.slow
