@@ -153,7 +153,6 @@ KINDS = {
     "jpeg_too_large": _patched(GOOD["jpeg"], _FRAME + 5, b"\xff\xf0\xff\xf0"),
     "jpeg_long_exif": picture(0, exif=b"Exif\0\0" + bytes(60_000)),
     "webp_no_key_frame": _patched(GOOD["webp"], 20, bytes([GOOD["webp"][20] | 1])),
-    "webp_no_size": _patched(GOOD["webp"], 26, b"\0\0\0\0"),
     "webp_lossless_unsigned": _patched(GOOD["webp_lossless"], 20, b"\0"),
     "webp_exif": picture(0, kind="WEBP", exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
 }

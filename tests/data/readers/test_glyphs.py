@@ -19,7 +19,6 @@ def test_splits_partition_the_classes():
 def test_the_split_read(test_split):
     _, characters = glyphs.split_characters().values()
     assert test_split.images.data.shape == (107 * 20, 64, 64, 3)
-    assert test_split.images.data.dtype == np.uint8
     assert len({image.tobytes() for image in test_split.select_classes([250]).images.data}) == 20
     np.testing.assert_array_equal(test_split.classes, np.arange(213, 320))
     assert np.bincount(test_split.labels)[213:].tolist() == [20] * 107

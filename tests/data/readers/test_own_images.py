@@ -159,10 +159,13 @@ def _names(dataset):
     return [path.rsplit("/", 1)[1] for path in dataset.images.paths]
 
 
-def test_classes_in_both_splits_are_warned_of(write, caplog):
+def test_classes_in_both_splits_and_splits_in_classes_are_warned_of(write, tmp_path, caplog):
+    touch(tmp_path / "x", *(f"{name}/{split}/1.jpg" for name in ("bottle", "cable") for split in ("train", "test")))
     with caplog.at_level("WARNING", logger="absl"):
         _both(write("path,label,split\na.jpg,1,train\nb.jpg,1,test\nc.jpg,1,test\nd.jpg,2,train\n"))
+        assert len(own_images.read_folder(tmp_path / "x", "all")) == 4
     assert "1 classes are in both" in caplog.text
+    assert "in classes are no splits" in caplog.text
 
 
 def test_names_are_numbered_in_sorted_order_over_both_splits(write):
