@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from tests.export import models_on_disk
 from tfdml.data import EvaluationTransform, evaluation_batches
-from tfdml.embeddings.backends import embed_views, load_backend, load_embedder
+from tfdml.data.transforms import resize_to_side
+from tfdml.embeddings.backends import embed_views, load_backend, load_embedder, views_of
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
 from tfdml.evaluation import embed
@@ -155,14 +156,41 @@ def test_keras_files_made_to_do_harm(models, tmp_path):
             load_embedder(tmp_path / "embedder.keras")
 
 
+@pytest.mark.parametrize("mode", ["squash", "shorter", "pad"])
+def test_crops_are_cut_from_the_resized_image(mode):
+    transform = EvaluationTransform(20, 13, mode)
+    image = tf.constant(np.random.default_rng(0).integers(0, 256, (31, 47, 3)), tf.uint8)
+    whole = EvaluationTransform(20, 20, mode)
+    views = views_of(transform, crops=5)
+    assert len(views) == 10
+    np.testing.assert_array_equal(views[0](image), transform(image))
+    if mode == "shorter":  # wider than a square: the right corner is that of the whole
+        resized = resize_to_side(image, 20, mode, (0, 0, 0)).numpy()
+    else:
+        resized = whole(image).numpy()
+    height, width = resized.shape[:2]
+    corners = [(top, left) for top in (0, height - 13) for left in (0, width - 13)]
+    places = [((height - 13) // 2, (width - 13) // 2), *corners]
+    for number, view in enumerate(views):
+        top, left = places[number // 2]
+        expected = resized[top : top + 13, left : left + 13]
+        expected = expected[:, ::-1] if number % 2 else expected
+        np.testing.assert_array_equal(view(image), expected)
+
+
 @pytest.mark.slow
-def test_embeddings_are_averaged_over_mirror_images(models, sources):
+def test_embeddings_are_averaged_over_views(models, sources):
     backend, dataset = sources["keras"], models_on_disk.pictures(7)
-    views = np.stack([backend.transform(tf.constant(dataset.images.picture(row))) for row in range(7)])
-    total = sum(np.asarray(models.embedder(side), np.float64) for side in (views, views[:, :, ::-1]))
-    expected = total / np.linalg.norm(total, axis=1, keepdims=True)
-    np.testing.assert_allclose(embed_views(backend, dataset, 4), expected, atol=1e-5)
+    averaged = embed_views(backend, dataset, 4)
+    total = 0.0
+    for view in views_of(backend.transform):
+        images = np.stack([view(tf.constant(dataset.images.picture(row))).numpy() for row in range(7)])
+        total = total + np.asarray(models.embedder(images), np.float64)
+    np.testing.assert_allclose(averaged, total / np.linalg.norm(total, axis=1, keepdims=True), atol=1e-5)
     one = embed_views(backend, dataset, 4, flip=False)
     np.testing.assert_allclose(one, backend.embed(dataset, 4), atol=1e-6)
+    for arguments, error in (({"crops": 5}, "no room"), ({"crops": 2}, "1 or 5"), ({"flip": 1}, "true or false")):
+        with pytest.raises(ValueError, match=error):
+            views_of(EvaluationTransform(28, 28), **arguments)
     with pytest.raises(UserError, match="has one view"):
         embed_views(sources["saved_model"], dataset, 4)

@@ -1,9 +1,10 @@
-"""Retrieval metrics of classes, with their intervals."""
+"""Retrieval metrics of classes, with their intervals, and of parts of the test set."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from tests.evaluation.rankings import METRICS as METRICS_BY_HAND
 from tests.evaluation.rankings import check, slow
@@ -12,7 +13,9 @@ from tfdml.evaluation import (
     confidence_intervals,
     evaluate_clustering,
     evaluate_retrieval,
+    part_protocol,
     retrieval_per_query,
+    split_into_parts,
 )
 from tfdml.evaluation.metrics import METRICS
 
@@ -88,3 +91,39 @@ LABELS = np.array([0, 0, 1, 1, 2, 2])
 def test_bad_arguments_say_what_is_wrong(arguments, message):
     with pytest.raises(UserError, match=message):
         evaluate_retrieval(**{"embeddings": POINTS, "labels": LABELS, **arguments})
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 99))
+def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(more)) - 3, parts + np.array(more)))
+    part = split_into_parts(labels, parts, seed)
+    assert part.shape == labels.shape
+    sizes = np.bincount(part, minlength=parts)
+    assert sizes.max() - sizes.min() <= 1
+    for label in set(labels):
+        shares = np.bincount(part[labels == label], minlength=parts)
+        assert shares.min() >= 1
+        assert shares.max() - shares.min() <= 1
+
+
+def test_mean_and_student_interval_of_parts_measured_each_by_itself():
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(6), 40))
+    points, metrics = rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)), ("recall", "map@r", "nmi")
+    means = part_protocol(points, labels, parts=5, ks=(1, 2), metrics=metrics, seed=4)
+    part = split_into_parts(labels, 5, seed=4)
+    measured = [
+        evaluate_retrieval(points[part == i], labels[part == i], ks=(1, 2), metrics=metrics, seed=0) for i in range(5)
+    ]
+    assert set(means) == {"recall@1", "recall@2", "map@r", "nmi"}
+    for name, interval in means.items():
+        values = [one[name] for one in measured]
+        expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+        assert interval.mean == pytest.approx(np.mean(values))
+        assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
+        assert interval.standard_error == pytest.approx(stats.sem(values))
+        assert 0 < interval.standard_error < 0.1
+    for parts, message in ((41, "41 parts need 41 images of every class; the smallest has 40"), (2.5, "parts")):
+        with pytest.raises(ValueError, match=message):
+            part_protocol(points, labels, parts=parts)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.arguments import boolean
+from tfdml.arguments import boolean, integer
 from tfdml.data.dataset import ImageDataset, ImageError, access_fault, explain_failure, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
@@ -215,36 +215,88 @@ def embed_readable(
     return rows, vectors, faults
 
 
-class MirroredTransform(EvaluationTransform):
-    """The mirror image of an evaluation view."""
+# Of the room that a crop has, in halves from the top and from the left: the center, and the four corners.
+_PLACES = {1: ((1, 1),), 5: ((1, 1), (0, 0), (0, 2), (2, 0), (2, 2))}
+
+
+@dataclasses.dataclass(frozen=True)
+class ViewTransform(EvaluationTransform):
+    """An evaluation view whose crop lies elsewhere, or is mirrored.
+
+    Args:
+        top: Halves of the room that are above the crop: 0, 1 or 2.
+        left: Halves of the room that are to its left.
+        mirrored: Whether left and right change places after the crop.
+
+    Example:
+        >>> ViewTransform(resize=40, image_size=32, top=0, left=2)(tf.zeros((40, 60, 3), tf.uint8)).shape
+        TensorShape([32, 32, 3])
+    """
+
+    top: int = 1
+    left: int = 1
+    mirrored: bool = False
+
+    def place(self, size: tuple) -> list:
+        """Return the top and left edge of the crop in a resized image of this height and width."""
+        return [
+            (edge - self.image_size) * halves // 2 for edge, halves in zip(size, (self.top, self.left), strict=True)
+        ]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
         """See `EvaluationTransform.__call__`."""
-        return tf.reverse(super().__call__(images), [-2])
+        views = super().__call__(images)
+        return tf.reverse(views, [-2]) if self.mirrored else views
 
 
-def embed_views(backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, *, flip: bool = True) -> np.ndarray:
-    """Return the mean embeddings of each image and its mirror image, scaled to length 1; a pass for each.
+def views_of(transform: EvaluationTransform, flip: bool = True, crops: int = 1) -> list[ViewTransform]:
+    """Return several views of an image, that of the transform itself first; see `embed_views`.
+
+    Raises:
+        ValueError: `crops` is neither 1 nor 5.
+        UserError: Several crops are asked for and the image is not resized to more than one.
+
+    Example:
+        >>> len(views_of(EvaluationTransform(resize=256, image_size=224), crops=5))
+        10
+    """
+    if integer("crops", crops, at_least=1) not in _PLACES:
+        raise ValueError(f"crops must be 1 or 5, not {crops}")
+    if crops > 1 and transform.resize == transform.image_size:
+        raise UserError(f"`crops={crops}`: images of {transform.resize} px leave no room for other crops")
+    plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
+    sides = (False, True) if boolean("flip", flip) else (False,)
+    return [ViewTransform(**plain, top=y, left=x, mirrored=side) for y, x in _PLACES[crops] for side in sides]
+
+
+def embed_views(
+    backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, *, flip: bool = True, crops: int = 1
+) -> np.ndarray:
+    """Return the mean embeddings of several views of each image: f = sum_v f_v, scaled to length 1; a pass for each.
 
     Args:
         backend: A Keras embedder, LiteRT or ONNX file; a SavedModel has its one view inside.
         dataset: The images.
         batch_size: B.
-        flip: Whether the mirror image counts.
+        flip: Whether each crop is also embedded mirrored.
+        crops: 1: the center; 5: the four corners too, where `resize` leaves room around `image_size`.
 
     Returns:
-        (N, d) float32 of length 1; 0 where the two cancel.
+        (N, d) float32 of length 1; 0 where the views cancel.
 
     Raises:
-        UserError: The model has one view; as `EmbeddingBackend.embed`.
+        ValueError: `crops` is neither 1 nor 5.
+        UserError: The model has one view, or there is no room for crops; as `EmbeddingBackend.embed`.
+
+    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, sec. 4.1.
     """
     if backend.transform is None or backend.dimension:
         raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
-    total = backend.embed(dataset, batch_size)
-    if boolean("flip", flip):
-        mirrored = copy.copy(backend)
-        mirrored.transform = MirroredTransform(**dataclasses.asdict(backend.transform))
-        total = total + mirrored.embed(dataset, batch_size)
+    total: Any = np.float32(0)
+    for view in views_of(backend.transform, flip, crops):
+        other = copy.copy(backend)
+        other.transform = view
+        total = total + other.embed(dataset, batch_size)
     return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), np.finfo(np.float32).tiny)
 
 

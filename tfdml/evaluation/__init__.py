@@ -28,7 +28,9 @@ from tfdml.evaluation.relevance import dataset_protocol as dataset_protocol
 from tfdml.evaluation.retrieval import RetrievalResults as RetrievalResults
 from tfdml.evaluation.retrieval import evaluate_dataset as evaluate_dataset
 from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
+from tfdml.evaluation.retrieval import part_protocol as part_protocol
 from tfdml.evaluation.retrieval import retrieval_per_query as retrieval_per_query
+from tfdml.evaluation.retrieval import split_into_parts as split_into_parts
 from tfdml.evaluation.verification import Verification as Verification
 from tfdml.evaluation.verification import accepted_rates as accepted_rates
 from tfdml.evaluation.verification import evaluate_pairs as evaluate_pairs

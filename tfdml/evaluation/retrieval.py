@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
+from tfdml.arguments import integer
 from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.clustering import evaluate_clustering
-from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals
+from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
 from tfdml.evaluation.metrics import (
     DEFAULT_METRICS,
     NEEDS,
@@ -26,6 +27,7 @@ from tfdml.evaluation.metrics import (
 from tfdml.evaluation.relevance import (
     Relevance,
     RetrievalTask,
+    check_labels,
     dataset_protocol,
     dataset_roles,
     ids_or_names,
@@ -423,6 +425,71 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
             warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
         result |= measures
     return result
+
+
+def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
+    """Assign the images of every class at random to disjoint parts of nearly equal size, each with every class.
+
+    Args:
+        labels: (N,) integer class ids.
+        parts: How many parts, at least 2.
+        seed: Of the assignment.
+
+    Returns:
+        (N,) int64, the part of each image, 0 .. parts - 1. Neither the parts nor their shares of a class differ by
+        more than one image.
+
+    Raises:
+        UserError: Labels that are not integers; fewer than 2 parts; classes with fewer images than parts.
+
+    Example:
+        >>> np.bincount(split_into_parts([7] * 5 + [8] * 7, parts=3)).tolist()
+        [4, 4, 4]
+    """
+    labels = check_labels(labels, np.size(labels))
+    parts = integer("parts", parts, at_least=2)
+    smallest = np.unique(labels, return_counts=True)[1].min(initial=len(labels))
+    if smallest < parts:
+        advice = "take fewer parts, or bootstrap with confidence_intervals"
+        raise UserError(f"{parts} parts need {parts} images of every class; the smallest has {smallest}: {advice}")
+    order = np.random.default_rng(seed).permutation(len(labels))
+    result = np.empty(len(labels), np.int64)
+    # From class to class without starting over, which keeps the parts equally large.
+    result[order[np.argsort(labels[order], kind="stable")]] = np.arange(len(labels)) % parts
+    return result
+
+
+def part_protocol(
+    embeddings: Any, labels: Any, *, parts: int = 10, level: float = 0.95, seed: int = 0, **options: Any
+) -> dict[str, Interval]:
+    """Measure disjoint parts of a test set, each by itself, and return their means with Student's intervals.
+
+    The protocol of table 2 of Chu et al., 2020 (JRD), for CUB and CARS with ten parts. A query is searched in its own
+    part, where its class has a tenth of its images, so the values are far below those on the whole set. The paper
+    states neither how images are assigned nor the formula of its intervals.
+
+    Args:
+        embeddings: (N, d).
+        labels: (N,) integer class ids; a class has something to find in every part from 2 x `parts` images on.
+        parts: How many parts.
+        level: Coverage aimed at, between 0 and 1.
+        seed: Of the split.
+        **options: Of `evaluate_retrieval`, all-to-all, such as `metrics` and `ks`.
+
+    Raises:
+        UserError: As `split_into_parts`, `student_interval` and `evaluate_retrieval`.
+
+    Example:
+        >>> labels = np.repeat([0, 1], 20)
+        >>> part_protocol(labels[:, None] + 0.01 * np.arange(40)[:, None], labels, parts=4, ks=[1])["recall@1"].mean
+        1.0
+    """
+    embeddings = exact.check_embeddings(embeddings)
+    labels = check_labels(labels, len(embeddings))
+    part = split_into_parts(labels, parts, seed)
+    results = [evaluate_retrieval(embeddings[part == i], labels[part == i], **options) for i in range(parts)]
+    names = [name for name, value in results[0].items() if isinstance(value, float)]
+    return {name: student_interval([result[name] for result in results], level) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
