@@ -71,10 +71,10 @@ def new_version(versions: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
         UserError: The folder cannot be written.
 
     Example:
-        >>> with new_version("models/cars") as (hidden, path):
+        >>> with new_version("models/photos") as (hidden, path):
         ...     size = (hidden / "model_card.json").write_text("{}")
         >>> path
-        PosixPath('models/cars/1')
+        PosixPath('models/photos/1')
     """
     require_local(versions, "folder")
     with user_errors(OSError, f"{versions} cannot be written: {REASON}"):
