@@ -274,13 +274,14 @@ class Pairs:
         vectors = _float32(vectors)
         return self._of(self.scope.take(vectors), vectors)
 
-    def across(self, other: Pairs) -> Pairs:
+    def across(self, other: Pairs, shared: bool = True) -> Pairs:
         """Return the pairs of these anchors with the references of another view of the batch.
 
         An anchor's own other view is a positive.
 
         Args:
             other: The pairs of the other view, with the same labels and scope.
+            shared: Whether the positives of these pairs are positives too; else they are in neither mask.
         """
         own = self.itself
         grades = None if self.grades is None else ops.where(own, 1.0, self.grades)
@@ -288,7 +289,7 @@ class Pairs:
             self._of(self.anchors, other.references),
             within=False,
             apart=True,
-            positives=ops.logical_or(self.positives, own),
+            positives=ops.logical_or(self.positives, own) if shared else own,
             negatives=ops.logical_and(self.negatives, ops.logical_not(own)),
             grades=grades,
         )

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MOST_IN_A_FOLDER = 12
 MOST_MODULES = 137
-MOST_LINES = 20_152
+MOST_LINES = 20_163
 
 
 def code_lines(text: str) -> int:

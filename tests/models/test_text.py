@@ -24,8 +24,8 @@ def text_embedder(dim=5, **options):
 
 def terms():
     return [
-        objectives.SoftmaxAcrossViews(),
-        objectives.SigmoidAcrossViews(weight=0.1),
+        objectives.SoftmaxAcrossViews(dims=[2, 5]),
+        objectives.SigmoidAcrossViews(weight=0.1, shared="left_out"),
         objectives.AcrossViews(losses.TripletLoss(0.2)),
         losses.ContrastiveLoss(),
         objectives.MetricLoss(losses.ContrastiveLoss(), representation="text_embedding", name="of texts"),

@@ -389,9 +389,10 @@ def views(x):
     return {"embedding": x, "text_embedding": 1.5 * x[::-1]}
 
 
-def across(make, reference):
-    objective = built(make(), views)
-    return Case(objective, reference, views, objective.weights, unit=False, relative=3e-5, floor=2e-5)
+def across(make, reference, shared):
+    objective = built(make(shared=shared), views)
+    of_rule = functools.partial(reference, shared=shared)
+    return Case(objective, of_rule, views, objective.weights, unit=False, relative=3e-5, floor=2e-5)
 
 
 def rank_mi(seed=0, root=1.1, **arguments):
@@ -430,8 +431,14 @@ CASES = {
     **kernel_embedding(),
     **with_class_weights(),
     **of_representations(),
-    "softmax across views": across(objectives.SoftmaxAcrossViews, references_views.softmax_across),
-    "sigmoid across views": across(objectives.SigmoidAcrossViews, references_views.sigmoid_across),
+    **{
+        f"{make.__name__} {shared}": across(make, reference, shared)
+        for make, reference in (
+            (objectives.SoftmaxAcrossViews, references_views.softmax_across),
+            (objectives.SigmoidAcrossViews, references_views.sigmoid_across),
+        )
+        for shared in ("positive", "left_out")
+    },
     "mutual information": mutual_information(),
 }
 

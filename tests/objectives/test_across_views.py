@@ -10,8 +10,9 @@ from tests.mathematics import (
 )
 from tests.objectives.references_views import sigmoid_across, softmax_across
 from tests.played_replicas import sum_and_gradient
-from tfdml import losses, replicas
+from tfdml import losses, mining, replicas
 from tfdml.objectives import AcrossViews, SigmoidAcrossViews, SoftmaxAcrossViews
+from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import Pairs, Scope
 
 VIEWS = ("embedding", "text_embedding")
@@ -48,8 +49,10 @@ def test_items_of_one_label_or_text_are_never_negatives():
         (SoftmaxAcrossViews, softmax_across, ()),
         (SigmoidAcrossViews, sigmoid_across, (-10.0,)),
     ):
-        objective = built(cls(positives="same_label_or_text"))
-        assert_close(term_of(objective)(rows, x, y), reference(rows, x, y, float(objective.log_scale), *extra))
+        for shared in ("positive", "left_out"):
+            objective = built(cls(shared=shared, positives="same_label_or_text"))
+            numbers = [float(objective.log_scale), *extra]
+            assert_close(term_of(objective)(rows, x, y), reference(rows, x, y, *numbers, shared=shared))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +78,14 @@ def test_any_pair_loss_compares_the_views(loss):
     assert all(np.any(gradient) for gradient in gradients)
 
 
-@pytest.mark.parametrize("make", [SoftmaxAcrossViews, lambda: AcrossViews(losses.TripletLoss(0.3))])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SoftmaxAcrossViews(dims=[2, 5], dim_weights=[0.5, 1.0]),
+        lambda: AcrossViews(losses.TripletLoss(0.3)),
+    ],
+    ids=["prefixes", "triplets"],
+)
 def test_on_replicas_it_is_that_of_the_global_batch(make):
     labels, x, y = two_views(size=9)
     objective = built(make())
@@ -89,3 +99,32 @@ def test_on_replicas_it_is_that_of_the_global_batch(make):
     for sizes in ([5, 4], [3, 1, 5]):
         for actual, expected in zip(sum_and_gradient(of_replica, arrays, sizes), alone, strict=True):
             assert_close(actual, expected)
+
+
+def test_prefixes_of_both_views_add_up():
+    labels, x, y = two_views()
+    value = term_of(built(SoftmaxAcrossViews(dims=[2, 5], dim_weights=[0.5, 2.0])))(labels, x, y)
+    parts = [softmax_across(labels, x[:, :dim], y[:, :dim], np.log(1 / 0.07)) for dim in (2, 5)]
+    assert_close(value, 0.5 * parts[0] + 2 * parts[1])
+
+
+def test_names_of_expressions_and_a_relation_from_the_data():
+    terms = build_objectives("clip + 0.5 * siglip(shared=left_out) + across_views(loss=triplet(margin=0.2))")
+    assert [type(term) for term in terms] == [SoftmaxAcrossViews, SigmoidAcrossViews, AcrossViews]
+    terms = build_objectives("clip + across_views(loss=contrastive)", relation=mining.same_label_or_text, columns=2)
+    assert all(term.positives is mining.same_label_or_text for term in terms)
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="views must name two representations"):
+        SoftmaxAcrossViews(views=("embedding", "embedding"))
+    with pytest.raises(ValueError, match="shared must be 'positive' or 'left_out'"):
+        SigmoidAcrossViews(shared="negative")
+    with pytest.raises(ValueError, match="compares anchors with one another"):
+        AcrossViews(losses.AngularLoss())
+    with pytest.raises(ValueError, match="no loss over pairs"):
+        AcrossViews(losses.AMSoftmaxLoss())
+    with pytest.raises(ValueError, match="of one size"):
+        SoftmaxAcrossViews().build_from({"embedding": (None, 4), "text_embedding": (None, 5)})
+    with pytest.raises(ValueError, match="there are 5 dimensions"):
+        built(SoftmaxAcrossViews(dims=[2, 6]))

@@ -1,6 +1,6 @@
 """Objectives over two embeddings of the same items, such as an image and its text.
 
-An item's own two views are positives of each other, and so are those of other items of its label.
+An item's own two views are positives of each other. Other items of its label are positives too, or left out.
 """
 
 import math
@@ -9,10 +9,10 @@ import keras
 from keras import ops
 
 from tfdml import pairwise
-from tfdml.arguments import number
+from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.mining.base import Relation, component
-from tfdml.objectives.base import Objective, as_loss
+from tfdml.objectives.base import Objective, as_loss, check_length, checked_prefixes, over_prefixes, prefix_of
 from tfdml.registry import register
 
 
@@ -23,18 +23,29 @@ class ViewsObjective(Objective):
 
     Args:
         views: The two representations; by default those of `MetricLearner({"image": ..., "text": ...}, ...)`.
+        shared: What the other view of another item of the anchor's label is: `"positive"`, like its own, or
+            `"left_out"`, which makes it neither a positive nor a negative.
+        dims: The lengths of prefixes, ascending, such as `[32, 64, 128]`. The value is then the sum over the prefixes
+            of both views, so that their first dimensions work alone (see `Matryoshka`).
+        dim_weights: One factor per prefix; None for 1 each.
 
     Raises:
-        ValueError: There are not two views, or they have no vectors of one size.
+        ValueError: There are not two views, `shared` is another word, or `dims` and `dim_weights` do not fit. When it
+            is built: the views have no vectors of one size, or a prefix is longer.
     """
 
     learns_from = ("negative",)
 
-    def __init__(self, views=("embedding", "text_embedding"), **kwargs):
+    def __init__(self, views=("embedding", "text_embedding"), shared="positive", dims=None, dim_weights=None, **kwargs):
         super().__init__(**kwargs)
         self.views = tuple(views)
         if len(set(self.views)) != 2 or len(self.views) != 2:
             raise ValueError(f"{self.name}: views must name two representations, not {views!r}")
+        self.shared = one_of(f"{self.name}: shared", shared, ("positive", "left_out"))
+        self.dims: tuple[int, ...] | None = None
+        self.dim_weights: tuple[float, ...] | None = None
+        if dims is not None:
+            self.dims, self.dim_weights = checked_prefixes(dims, dim_weights)
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -46,13 +57,19 @@ class ViewsObjective(Objective):
         one, other = (tuple(shapes[name]) for name in self.views)
         if len(one) != 2 or one[-1] != other[-1]:
             raise ValueError(f"{self.name} compares vectors (B, d) of one size, not {one} and {other}")
+        if self.dims:
+            check_length(self.name, self.dims, one[-1])
 
     def compute_pairs(self, pairs):
         """Compute the value, or the part of it that these anchors make up."""
         one, other = (pairs[name] for name in self.views)
         for name, view in zip(self.views, (one, other), strict=True):
             check_rank(self.name, view.references, 2, f"{name!r} to be vectors (B, d)")
-        return self.compute_views(one.across(other), other.across(one))
+        directions = [a.across(b, self.shared == "positive") for a, b in ((one, other), (other, one))]
+        if self.dims is None:
+            return self.compute_views(*directions)
+        value_of = lambda dim: self.compute_views(*(prefix_of(pairs, dim) for pairs in directions))  # noqa: E731
+        return over_prefixes(self.dims, self.dim_weights, value_of)
 
     def compute_views(self, forth, back):
         """Compute the value, or the anchors' part of it.
