@@ -14,7 +14,9 @@ class BuildWithConfigs(build_py):
         """Build; an editable install finds the folder in the checkout."""
         super().run()
         if not self.editable_mode:
-            shutil.copytree("configs", pathlib.Path(self.build_lib, "tfdml", "configs"), dirs_exist_ok=True)
+            shutil.copytree(
+                "configs", pathlib.Path(self.build_lib, "tfdml", "configs"), dirs_exist_ok=True
+            )
 
 
 setup(cmdclass={"build_py": BuildWithConfigs})

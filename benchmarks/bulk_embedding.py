@@ -1,12 +1,14 @@
-"""Bulk embedding compared with a plain loop: images a second, and the embeddings that are read back.
+"""Bulk embedding compared with a plain loop: images a second, and the embeddings that are read
+back.
 
     python -m benchmarks.bulk_embedding --model=models/cars/1/litert/float32.tflite --data_dir=/data/cars196
     python -m benchmarks.bulk_embedding --model=... --data_dir=... --images=2000 --rounds=1        a quick try
 
-The plain loop calls the model with one batch after another in a process, as `tfdml embed` without `--cluster` does.
-`embed_parts` runs with 1 and 2 actors, in turns with the loop. Its clock runs from when each actor has written a file
-to the last file; the start of Ray and of the actors has a column of its own. A ratio is the median over rounds. The
-images are the test images of Cars-196, repeated, and the embeddings of the last pass must equal those of the loop.
+The plain loop calls the model with one batch after another in a process, as `tfdml embed` without
+`--cluster` does. `embed_parts` runs with 1 and 2 actors, in turns with the loop. Its clock runs
+from when each actor has written a file to the last file; the start of Ray and of the actors has a
+column of its own. A ratio is the median over rounds. The images are the test images of Cars-196,
+repeated, and the embeddings of the last pass must equal those of the loop.
 """
 
 import csv
@@ -27,16 +29,23 @@ def bare_loop(model, paths, batch_size):
     from tfdml.data import FileImages, ImageDataset
     from tfdml.embeddings.backends import load_backend
 
-    dataset = ImageDataset("images", "test", FileImages(tuple(paths)), np.zeros(len(paths), int), {0: ""})
+    dataset = ImageDataset(
+        "images", "test", FileImages(tuple(paths)), np.zeros(len(paths), int), {0: ""}
+    )
     vectors, started = [], 0.0
     for batch in load_backend(model).stream(dataset, batch_size):
         started = started or time.perf_counter()
         vectors.append(batch)
-    return (len(paths) - len(vectors[0])) / (time.perf_counter() - started), 0.0, np.concatenate(vectors)
+    return (
+        (len(paths) - len(vectors[0])) / (time.perf_counter() - started),
+        0.0,
+        np.concatenate(vectors),
+    )
 
 
 def in_bulk(source, out, actors, args):
-    """Return images a second once each actor has written a part, the seconds until then, and the embeddings."""
+    """Return images a second once each actor has written a part, the seconds until then, and the
+    embeddings."""
     from tfdml.cluster.bulk_embedding import embed_parts
     from tfdml.data import FileImages, ImageDataset
     from tfdml.embeddings import read_embeddings
@@ -53,7 +62,9 @@ def in_bulk(source, out, actors, args):
     # Ray reports finished parts late and in bursts; their files have the right time.
     times = sorted(part.stat().st_mtime for part in pathlib.Path(out).glob("part-*.parquet"))
     if len(times) <= actors:
-        raise SystemExit("too few images: each actor must write several files (--images, --rows_per_file)")
+        raise SystemExit(
+            "too few images: each actor must write several files (--images, --rows_per_file)"
+        )
     rate = (len(times) - actors) * args.rows_per_file / (times[-1] - times[actors - 1])
     return rate, times[actors - 1] - begun, read_embeddings(out).embeddings
 
@@ -79,7 +90,9 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "list.csv")
         with open(source, "w", newline="") as file:
-            csv.writer(file).writerows([("path", "label"), *zip(paths, dataset.labels[rows], strict=True)])
+            csv.writer(file).writerows(
+                [("path", "label"), *zip(paths, dataset.labels[rows], strict=True)]
+            )
         passes = in_turns(
             {
                 "bare loop": lambda: bare_loop(args.model, paths, args.batch_size),

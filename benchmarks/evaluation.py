@@ -5,11 +5,12 @@
 
 On made embeddings, by default as many as the test images and classes of Stanford Online Products:
 
-- exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices in blocks of the
-  same memory. All run in this process, in turns, for some rounds. A row shows the median; a ratio is the median over
-  rounds;
+- exact: wall and CPU seconds of `evaluate_retrieval`, and of the plain product of the same matrices
+  in blocks of the same memory. All run in this process, in turns, for some rounds. A row shows the
+  median; a ratio is the median over rounds;
 - clustering: seconds of k-means with as many clusters as classes;
-- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of --torch_python, if given.
+- peer: pytorch-metric-learning's AccuracyCalculator on the same arrays, in the environment of
+  --torch_python, if given.
 
 Ends with status 1 if a number differs from the peer's by more than `TOLERANCE`.
 """
@@ -41,9 +42,12 @@ CONTENDERS = {
 
 
 def made_embeddings(count, dim, classes, seed=0):
-    """(N, d) float32 of length 1 and (N,) labels: classes of two images or more, each with a scatter of its own."""
+    """(N, d) float32 of length 1 and (N,) labels: classes of two images or more, each with a
+    scatter of its own."""
     rng = np.random.default_rng(seed)
-    labels = np.concatenate([np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)])
+    labels = np.concatenate(
+        [np.repeat(np.arange(classes), 2), rng.integers(0, classes, count - 2 * classes)]
+    )
     rng.shuffle(labels)
     centers = rng.normal(size=(classes, dim)).astype(np.float32)
     # At about this scatter images of other classes are as near as those of the class.
@@ -92,8 +96,14 @@ def peer_part(torch_python, arrays, results):
     with tempfile.TemporaryDirectory() as folder:
         for name, array in zip(("embeddings", "labels"), arrays, strict=True):
             np.save(f"{folder}/{name}.npy", array)
-        command = [torch_python, str(pathlib.Path(__file__).with_name("evaluation_peer.py")), folder]
-        theirs = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+        command = [
+            torch_python,
+            str(pathlib.Path(__file__).with_name("evaluation_peer.py")),
+            folder,
+        ]
+        theirs = json.loads(
+            subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+        )
     ours, *seconds = time_call(evaluation, arrays, ["recall@1", "map@r", "r_precision"])
     row = results.table("peer", "retrieval, once, in turns", "seconds", "processor seconds")
     row("tfdml", *(f"{value:.1f}" for value in seconds))
@@ -112,9 +122,13 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--images", type=int, default=60_502)
     parser.add_argument("--dim", type=int, default=512)
-    parser.add_argument("--classes", type=int, default=11_316, help="at most half as many as images")
+    parser.add_argument(
+        "--classes", type=int, default=11_316, help="at most half as many as images"
+    )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--torch_python", help="a Python that has torch and pytorch-metric-learning")
+    parser.add_argument(
+        "--torch_python", help="a Python that has torch and pytorch-metric-learning"
+    )
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfdml.evaluation import kmeans

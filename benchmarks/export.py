@@ -1,14 +1,16 @@
-"""Latency, throughput and size of an exported version, compared with the Keras embedder it comes from.
+"""Latency, throughput and size of an exported version, compared with the Keras embedder it comes
+from.
 
     tfdml export --run_dir=runs/cars --out=models/cars --formats=all
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --rounds=3 --calls=5      a quick try
 
-Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it by hand, the same
-view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after resizing and the crop), where decoding
-costs nothing: `predict_on_batch`, LiteRT in each precision, ONNX. All contenders take turns, for some rounds, in one
-process; a number is the median of the rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow
-does. `tfdml export` compares the embeddings, and `tfdml evaluate --model` measures what they find.
+Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it
+by hand, the same view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after
+resizing and the crop), where decoding costs nothing: `predict_on_batch`, LiteRT in each precision,
+ONNX. All contenders take turns, for some rounds, in one process; a number is the median of the
+rounds. LiteRT and ONNX use as many threads as there are cores, as TensorFlow does. `tfdml export`
+compares the embeddings, and `tfdml evaluate --model` measures what they find.
 """
 
 import functools
@@ -36,7 +38,9 @@ def interpreter(path):
 
     def embed(views):
         if len(views) not in runners:
-            runners[len(views)] = Interpreter(model_path=str(path), num_threads=os.cpu_count()).get_signature_runner()
+            runners[len(views)] = Interpreter(
+                model_path=str(path), num_threads=os.cpu_count()
+            ).get_signature_runner()
         return runners[len(views)](images=views)["embedding"]
 
     return embed
@@ -62,7 +66,9 @@ def keras_from_bytes(embedder):
 
     @tf.function(input_signature=[tf.TensorSpec((None,), tf.string)])
     def views(image_bytes):
-        return tf.map_fn(lambda text: transform(decode_image(text)), image_bytes, fn_output_signature=spec)
+        return tf.map_fn(
+            lambda text: transform(decode_image(text)), image_bytes, fn_output_signature=spec
+        )
 
     return lambda images: embedder.predict_on_batch(views(tf.constant(images)))
 
@@ -79,14 +85,25 @@ def saved_model(path):
 def contenders(embedder, version):
     """By table, then by name: the function, and the bytes of what is shipped."""
     graph = [version / "saved_model.pb", *(version / "variables").glob("*")]
-    from_bytes = {"Keras by hand: decode in a `tf.function`, `predict_on_batch`": (keras_from_bytes(embedder), None)}
+    from_bytes = {
+        "Keras by hand: decode in a `tf.function`, `predict_on_batch`": (
+            keras_from_bytes(embedder),
+            None,
+        )
+    }
     if graph[0].is_file():
-        from_bytes["SavedModel"] = (saved_model(version), sum(part.stat().st_size for part in graph))
+        from_bytes["SavedModel"] = (
+            saved_model(version),
+            sum(part.stat().st_size for part in graph),
+        )
     from_views = {"Keras `predict_on_batch`": (embedder.predict_on_batch, None)}
     for precision in ("float32", "float16", "dynamic_range", "int8"):
         path = version / "litert" / f"{precision}.tflite"
         if path.is_file():
-            from_views[f"LiteRT {precision.replace('_', ' ')}"] = (interpreter(path), path.stat().st_size)
+            from_views[f"LiteRT {precision.replace('_', ' ')}"] = (
+                interpreter(path),
+                path.stat().st_size,
+            )
     path = version / "onnx" / "model.onnx"
     if path.is_file():
         from_views["ONNX (onnxruntime)"] = (onnx_session(path), path.stat().st_size)
@@ -106,10 +123,16 @@ def main():
     """Parse the command line, measure, print."""
     parser = command_line(__doc__)
     parser.add_argument("--run_dir", required=True, help="the run that was exported")
-    parser.add_argument("--model", required=True, type=pathlib.Path, help="the version, e.g. models/cars/1")
-    parser.add_argument("--data_dir", default="", help="where the run's data set lies, if it has moved")
+    parser.add_argument(
+        "--model", required=True, type=pathlib.Path, help="the version, e.g. models/cars/1"
+    )
+    parser.add_argument(
+        "--data_dir", default="", help="where the run's data set lies, if it has moved"
+    )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=40, help="calls a round and contender with one image")
+    parser.add_argument(
+        "--calls", type=int, default=40, help="calls a round and contender with one image"
+    )
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import numpy as np
@@ -120,7 +143,9 @@ def main():
     from tfdml.export.exporter import load_run
 
     embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
-    test = data.load(experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options())
+    test = data.load(
+        experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options()
+    )
     test = test.take(np.linspace(0, len(test) - 1, 100).astype(int))
     batches = data.evaluation_batches(test, EvaluationTransform.of(embedder), BATCH)
     inputs = {
@@ -132,14 +157,23 @@ def main():
         runners = {}
         for name, (function, _) in models.items():
             for batch, calls in ((1, args.calls), (BATCH, max(1, args.calls // 5))):
-                runners[name, batch] = functools.partial(seconds, function, inputs[table], batch, calls)
+                runners[name, batch] = functools.partial(
+                    seconds, function, inputs[table], batch, calls
+                )
         # The first round compiles and warms up.
         in_turns(runners, 1)
-        times = {key: statistics.median(values) for key, values in in_turns(runners, args.rounds).items()}
+        times = {
+            key: statistics.median(values) for key, values in in_turns(runners, args.rounds).items()
+        }
         reference = next(iter(models))
-        row = results.table(table, f"from {table}", "batch 1, ms", "", f"batch {BATCH}, images/s", "", "MB")
+        row = results.table(
+            table, f"from {table}", "batch 1, ms", "", f"batch {BATCH}, images/s", "", "MB"
+        )
         for name, (_, size) in models.items():
-            ratios = [times[name, 1] / times[reference, 1], times[reference, BATCH] / times[name, BATCH]]
+            ratios = [
+                times[name, 1] / times[reference, 1],
+                times[reference, BATCH] / times[name, BATCH],
+            ]
             cells = [f"{1e3 * times[name, 1]:.2f}", f"{ratios[0]:.2f}x"]
             row(
                 name,

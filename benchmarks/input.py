@@ -3,16 +3,16 @@
     python -m benchmarks.input
     python -m benchmarks.input --images=200 --rounds=1                       a quick try
 
-JPEGs of shapes and noise are made first, at quality 90. All contenders run in turns, for some rounds; a row shows the
-median.
+JPEGs of shapes and noise are made first, at quality 90. All contenders run in turns, for some
+rounds; a row shows the median.
 
 - decoding alone: read and decode in parallel, nothing else: the limit of any input from JPEGs;
 - by hand: the same with the transform as one would write it, `tf.image.resize` with antialiasing;
 - tfdml: `tfdml.data.training_batches`, sampling, augmentation and batching included;
 - tfdml, cached: the same with `cache=True`, the images being decoded before the clock starts.
 
-All decode with libjpeg's accurate integer transform. Views: crop of 224 at a random place of the image resized to 256;
-every second image is mirrored.
+All decode with libjpeg's accurate integer transform. Views: crop of 224 at a random place of the
+image resized to 256; every second image is mirrored.
 """
 
 import os
@@ -36,7 +36,9 @@ def make_jpegs(folder, count, size):
     paths = []
     for number in range(count):
         shapes = Image.fromarray(rng.integers(0, 256, (9, 12, 3), dtype=np.uint8))
-        pixels = np.asarray(shapes.resize(size, Image.Resampling.BICUBIC)) + rng.normal(0, 7, (size[1], size[0], 1))
+        pixels = np.asarray(shapes.resize(size, Image.Resampling.BICUBIC)) + rng.normal(
+            0, 7, (size[1], size[0], 1)
+        )
         path = os.path.join(folder, f"{number:05d}.jpg")
         Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path, quality=90)
         paths.append(path)
@@ -69,17 +71,29 @@ def bare_batches(paths, batch_size, augment):
         return tf.image.random_flip_left_right(crop)
 
     names = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths), seed=0).repeat()
-    return names.map(load, num_parallel_calls=tf.data.AUTOTUNE).batch(batch_size).prefetch(tf.data.AUTOTUNE)
+    return (
+        names.map(load, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(batch_size)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
 def contenders(args, paths):
     """What is compared, by name: functions that return images per second."""
     import numpy as np
 
-    from tfdml.data import FileImages, ImageDataset, ShuffleSampler, TrainTransform, training_batches
+    from tfdml.data import (
+        FileImages,
+        ImageDataset,
+        ShuffleSampler,
+        TrainTransform,
+        training_batches,
+    )
 
     count, size = args.images, args.batch_size
-    dataset = ImageDataset("made", "train", FileImages(tuple(paths)), np.zeros(len(paths), int), {0: "made"})
+    dataset = ImageDataset(
+        "made", "train", FileImages(tuple(paths)), np.zeros(len(paths), int), {0: "made"}
+    )
     sampler, view = ShuffleSampler(len(dataset), size), TrainTransform("random_crop", RESIZE, CROP)
     cached = training_batches(dataset, sampler, view, cache=True, cache_limit_mb=1 << 20)
     return {
@@ -102,9 +116,14 @@ def main():
     row = None
     for width, height in SIZES:
         with tempfile.TemporaryDirectory() as folder:
-            rates = in_turns(contenders(args, make_jpegs(folder, args.files, (width, height))), args.rounds)
+            rates = in_turns(
+                contenders(args, make_jpegs(folder, args.files, (width, height))), args.rounds
+            )
         row = row or Results(args.json).table("table", "JPEGs", *rates)
-        row(f"{width} x {height}", *(f"{statistics.median(values):,.0f}" for values in rates.values()))
+        row(
+            f"{width} x {height}",
+            *(f"{statistics.median(values):,.0f}" for values in rates.values()),
+        )
 
 
 if __name__ == "__main__":

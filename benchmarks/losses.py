@@ -5,12 +5,13 @@
     python -m benchmarks.losses --batches 128 --losses triplet --rounds=3
     python -m benchmarks.losses --device=cuda              on a GPU, which both sides share
 
-Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's loss is the equal
-of theirs in `benchmarks.pml_losses`, on TensorFlow, in a graph as `model.fit` runs it. A line states the median of the
-rounds, each of which is the median of passes that follow one another for 0.3 s; and the most memory that a process has
-taken for it (none with --device=cuda), graph and smaller batches included; and ours divided by theirs: below 1 ours is
-quicker, or smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and its cell shows that. A
-second table has the least and the largest share at each batch.
+Both sides get the same float32 vectors, classes of --per_class images, and as many threads; tfdml's
+loss is the equal of theirs in `benchmarks.pml_losses`, on TensorFlow, in a graph as `model.fit`
+runs it. A line states the median of the rounds, each of which is the median of passes that follow
+one another for 0.3 s; and the most memory that a process has taken for it (none with
+--device=cuda), graph and smaller batches included; and ours divided by theirs: below 1 ours is
+quicker, or smaller. A side that takes more than --limit seconds or --memory GiB is stopped, and its
+cell shows that. A second table has the least and the largest share at each batch.
 """
 
 import json
@@ -28,9 +29,33 @@ from tools.numbers import Results, command_line
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Names of `benchmarks.pml_losses.CASES`.
 NAMES = (
-    *("contrastive", "triplet", "triplet hard", "margin weighted", "multi-similarity", "multi-similarity mined"),
-    *("nt xent", "sup con", "circle", "tuplet margin", "lifted", "generalized lifted", "angular", "histogram"),
-    *("fast ap", "arc face", "cos face", "normalized softmax", "proxy nca", "proxy anchor", "soft triple"),
+    *(
+        "contrastive",
+        "triplet",
+        "triplet hard",
+        "margin weighted",
+        "multi-similarity",
+        "multi-similarity mined",
+    ),
+    *(
+        "nt xent",
+        "sup con",
+        "circle",
+        "tuplet margin",
+        "lifted",
+        "generalized lifted",
+        "angular",
+        "histogram",
+    ),
+    *(
+        "fast ap",
+        "arc face",
+        "cos face",
+        "normalized softmax",
+        "proxy nca",
+        "proxy anchor",
+        "soft triple",
+    ),
     "sub-center arc face",
 )
 
@@ -48,7 +73,13 @@ class Side:
             environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **self.variables}
             pipe = subprocess.PIPE
             self.process = subprocess.Popen(
-                self.command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+                self.command,
+                cwd=ROOT,
+                env=environment,
+                stdin=pipe,
+                stdout=pipe,
+                stderr=subprocess.DEVNULL,
+                text=True,
             )
             self.process.stdout.readline()  # when it has imported everything
         self.process.stdin.write(json.dumps(request) + "\n")
@@ -76,11 +107,16 @@ class Side:
 def resident_memory(pid):
     """Return a process's memory in GiB."""
     path = pathlib.Path(f"/proc/{pid}/statm")
-    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30 if path.exists() else 0.0
+    return (
+        int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
+        if path.exists()
+        else 0.0
+    )
 
 
 def ours(request):
-    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables that it trains."""
+    """Labels, vectors, tfdml's loss as a function of vectors and labels, and the variables that it
+    trains."""
     from benchmarks.pml_losses import CASES
 
     case = CASES[request["name"]]
@@ -129,7 +165,9 @@ def column(answers):
     """(milliseconds, MiB) of a side, or None and why not."""
     if "error" in answers[-1]:
         return None
-    return 1000 * statistics.median(answer["seconds"] for answer in answers), max(answer["mib"] for answer in answers)
+    return 1000 * statistics.median(answer["seconds"] for answer in answers), max(
+        answer["mib"] for answer in answers
+    )
 
 
 def main():
@@ -150,12 +188,24 @@ def main():
 
     threads = str(arguments.threads)
     own = [sys.executable, "-m", "benchmarks.losses", "--serve", threads]
-    peer = [arguments.torch_python, str(ROOT / "benchmarks" / "losses_peer.py"), threads, arguments.device]
-    variables = {"OMP_NUM_THREADS": threads, "KERAS_BACKEND": "tensorflow", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+    peer = [
+        arguments.torch_python,
+        str(ROOT / "benchmarks" / "losses_peer.py"),
+        threads,
+        arguments.device,
+    ]
+    variables = {
+        "OMP_NUM_THREADS": threads,
+        "KERAS_BACKEND": "tensorflow",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    }
     sides = [Side(command, variables, arguments.limit, arguments.memory) for command in (own, peer)]
     results = Results(arguments.json)
     on_gpu = arguments.device != "cpu"
-    columns = [*(f"{batch:,}" for batch in arguments.batches), *[f"MiB at {arguments.batches[-1]:,}"] * (not on_gpu)]
+    columns = [
+        *(f"{batch:,}" for batch in arguments.batches),
+        *[f"MiB at {arguments.batches[-1]:,}"] * (not on_gpu),
+    ]
     row = results.table("table", "loss", *columns)
     shares = {batch: [] for batch in arguments.batches}
     try:
@@ -192,7 +242,9 @@ def beside(sides, answers, place, unit):
         format(found[place], unit) if found else why[-1]["error"] * (not place)
         for found, why in zip(sides, answers, strict=True)
     ]
-    share = f" = {sides[0][place] / sides[1][place]:.2f}" if all(sides) and sides[1][place] > 0 else ""
+    share = (
+        f" = {sides[0][place] / sides[1][place]:.2f}" if all(sides) and sides[1][place] > 0 else ""
+    )
     return (" / ".join(cells) + share).strip()
 
 

@@ -1,6 +1,7 @@
 """Losses of pytorch-metric-learning 2.9 and the losses of tfdml that equal them.
 
-Benchmarks and parity tests compare both libraries by them. docs/migrating.md has the same for a reader.
+Benchmarks and parity tests compare both libraries by them. docs/migrating.md has the same for a
+reader.
 """
 
 import dataclasses
@@ -27,7 +28,8 @@ class Case:
 
     Args:
         name: The class there.
-        ours: The loss here, of labels and embeddings, or of labels and class similarities where it has proxies.
+        ours: The loss here, of labels and embeddings, or of labels and class similarities where it
+            has proxies.
         arguments: Those of the class there. A distance or a reducer is its name and its arguments.
         miner: The name and the arguments of a miner.
         proxies: How many proxies a class has; 0: none.
@@ -42,7 +44,8 @@ class Case:
     batches: Sequence[str] = ("unit", "raw", "two a class", "real")
 
     def there(self) -> dict[str, Any]:
-        """Return the case without the loss here, as JSON holds it, for the environment of the other library."""
+        """Return the case without the loss here, as JSON holds it, for the environment of the other
+        library."""
         return {name: value for name, value in vars(self).items() if name != "ours"}
 
     def objective(self, num_classes: int) -> ProxyLoss:
@@ -51,7 +54,8 @@ class Case:
 
 
 def normalized(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss of embeddings of any length: theirs normalizes in its distances, ours in the `Embedder`."""
+    """Return a loss of embeddings of any length: theirs normalizes in its distances, ours in the
+    `Embedder`."""
     return lambda labels, embeddings: loss(labels, pairwise.l2_normalize(embeddings))
 
 
@@ -71,15 +75,22 @@ _SEMI_HARD = BatchEasyHardMiner("easy", "semi_hard")
 CASES = {
     "angular": Case("AngularLoss", losses.AngularLoss(40), batches=("unit", "two a class", "real")),
     "angular 45 sum": Case(
-        "AngularLoss", losses.AngularLoss(45, reduction="sum"), {"alpha": 45, "reducer": SUM}, batches=("unit", "real")
+        "AngularLoss",
+        losses.AngularLoss(45, reduction="sum"),
+        {"alpha": 45, "reducer": SUM},
+        batches=("unit", "real"),
     ),
     "circle": Case("CircleLoss", losses.CircleLoss(0.4, 80)),
     "circle face": Case("CircleLoss", losses.CircleLoss(0.25, 32), {"m": 0.25, "gamma": 32}),
     "contrastive": Case("ContrastiveLoss", _contrastive(1)),
     "contrastive squared": Case(
-        "ContrastiveLoss", _contrastive(0.8, distance="sqeuclidean"), {"neg_margin": 0.8, "distance": SQUARED}
+        "ContrastiveLoss",
+        _contrastive(0.8, distance="sqeuclidean"),
+        {"neg_margin": 0.8, "distance": SQUARED},
     ),
-    "contrastive raw": Case("ContrastiveLoss", losses.ContrastiveLoss(1, "euclidean"), {"distance": RAW}),
+    "contrastive raw": Case(
+        "ContrastiveLoss", losses.ContrastiveLoss(1, "euclidean"), {"distance": RAW}
+    ),
     "contrastive mean": Case("ContrastiveLoss", _contrastive(1, average="all"), {"reducer": MEAN}),
     "contrastive sum": Case("ContrastiveLoss", _contrastive(1, reduction="sum"), {"reducer": SUM}),
     # Its margins are similarities, ours distances.
@@ -88,7 +99,9 @@ CASES = {
         losses.ContrastiveLoss(0.7, "cosine"),
         {"pos_margin": 1, "neg_margin": 0.3, "distance": COSINE},
     ),
-    "contrastive easy": Case("ContrastiveLoss", _contrastive(1, mining=_SEMI_HARD), miner=EASY_HARD),
+    "contrastive easy": Case(
+        "ContrastiveLoss", _contrastive(1, mining=_SEMI_HARD), miner=EASY_HARD
+    ),
     "fast ap": Case("FastAPLoss", losses.FastAPLoss(10)),
     "fast ap 20": Case("FastAPLoss", losses.FastAPLoss(20), {"num_bins": 20}),
     # Where an anchor lacks a positive or a negative, theirs counts it with 0.
@@ -112,7 +125,10 @@ CASES = {
     "lifted raw": Case("LiftedStructureLoss", losses.LiftedStructureLoss(1), {"distance": RAW}),
     # In expectation over the draws.
     "margin weighted": Case(
-        "MarginLoss", normalized(losses.MarginLoss(0.2, 1.2)), miner=WEIGHTED, batches=("one negative",)
+        "MarginLoss",
+        normalized(losses.MarginLoss(0.2, 1.2)),
+        miner=WEIGHTED,
+        batches=("one negative",),
     ),
     "multi-similarity": Case("MultiSimilarityLoss", losses.MultiSimilarityLoss(2, 50, 0.5, None)),
     "multi-similarity mined": Case(
@@ -122,7 +138,9 @@ CASES = {
         ("MultiSimilarityMiner", {"epsilon": 0.2}),
     ),
     "nt xent": Case("NTXentLoss", losses.NTXentLoss(0.07)),
-    "nt xent warm": Case("NTXentLoss", losses.NTXentLoss(0.5, reduction="sum"), {"temperature": 0.5, "reducer": SUM}),
+    "nt xent warm": Case(
+        "NTXentLoss", losses.NTXentLoss(0.5, reduction="sum"), {"temperature": 0.5, "reducer": SUM}
+    ),
     "nt xent easy": Case(
         "NTXentLoss",
         losses.NTXentLoss(0.2, mining=BatchEasyHardMiner("easy", "all")),
@@ -130,30 +148,56 @@ CASES = {
         ("BatchEasyHardMiner", {"pos_strategy": "easy", "neg_strategy": "all"}),
     ),
     "sup con": Case("SupConLoss", losses.SupConLoss(0.1)),
-    "sup con warm": Case("SupConLoss", losses.SupConLoss(0.5, reduction="sum"), {"temperature": 0.5, "reducer": SUM}),
+    "sup con warm": Case(
+        "SupConLoss", losses.SupConLoss(0.5, reduction="sum"), {"temperature": 0.5, "reducer": SUM}
+    ),
     "triplet": Case("TripletMarginLoss", _triplet(0.05)),
     "triplet squared": Case(
-        "TripletMarginLoss", _triplet(0.2, distance="sqeuclidean"), {"margin": 0.2, "distance": SQUARED}
+        "TripletMarginLoss",
+        _triplet(0.2, distance="sqeuclidean"),
+        {"margin": 0.2, "distance": SQUARED},
     ),
     "triplet cosine": Case(
-        "TripletMarginLoss", losses.TripletLoss(0.1, distance="cosine"), {"margin": 0.1, "distance": COSINE}
+        "TripletMarginLoss",
+        losses.TripletLoss(0.1, distance="cosine"),
+        {"margin": 0.1, "distance": COSINE},
     ),
-    "triplet dot": Case("TripletMarginLoss", losses.TripletLoss(0.05, distance="dot"), {"distance": DOT}),
-    "triplet raw": Case("TripletMarginLoss", losses.TripletLoss(0.05, distance="euclidean"), {"distance": RAW}),
-    "triplet mean": Case("TripletMarginLoss", _triplet(0.2, average="all"), {"margin": 0.2, "reducer": MEAN}),
-    "triplet sum": Case("TripletMarginLoss", _triplet(0.2, reduction="sum"), {"margin": 0.2, "reducer": SUM}),
+    "triplet dot": Case(
+        "TripletMarginLoss", losses.TripletLoss(0.05, distance="dot"), {"distance": DOT}
+    ),
+    "triplet raw": Case(
+        "TripletMarginLoss", losses.TripletLoss(0.05, distance="euclidean"), {"distance": RAW}
+    ),
+    "triplet mean": Case(
+        "TripletMarginLoss", _triplet(0.2, average="all"), {"margin": 0.2, "reducer": MEAN}
+    ),
+    "triplet sum": Case(
+        "TripletMarginLoss", _triplet(0.2, reduction="sum"), {"margin": 0.2, "reducer": SUM}
+    ),
     # "hard" is the miner of pairs with less work.
     "triplet hard": Case("TripletMarginLoss", _triplet(0.3, "hard"), {"margin": 0.3}, HARD),
-    "triplet smooth": Case("TripletMarginLoss", _triplet("soft"), {"margin": 0, "smooth_loss": True}),
-    "triplet easy": Case("TripletMarginLoss", _triplet(0.3, _SEMI_HARD), {"margin": 0.3}, EASY_HARD),
+    "triplet smooth": Case(
+        "TripletMarginLoss", _triplet("soft"), {"margin": 0, "smooth_loss": True}
+    ),
+    "triplet easy": Case(
+        "TripletMarginLoss", _triplet(0.3, _SEMI_HARD), {"margin": 0.3}, EASY_HARD
+    ),
     "triplet weighted": Case(
-        "TripletMarginLoss", _triplet(0.4, "distance_weighted"), {"margin": 0.4}, WEIGHTED, batches=("one negative",)
+        "TripletMarginLoss",
+        _triplet(0.4, "distance_weighted"),
+        {"margin": 0.4},
+        WEIGHTED,
+        batches=("one negative",),
     ),
     "tuplet margin": Case("TupletMarginLoss", _tuplet_margin(5.73, 64)),
     "tuplet margin gentle": Case(
-        "TupletMarginLoss", _tuplet_margin(20, 8, reduction="sum"), {"margin": 20, "scale": 8, "reducer": SUM}
+        "TupletMarginLoss",
+        _tuplet_margin(20, 8, reduction="sum"),
+        {"margin": 20, "scale": 8, "reducer": SUM},
     ),
-    "tuplet margin hard": Case("TupletMarginLoss", _tuplet_margin(5.73, 64, mining=BatchHardMiner()), miner=HARD),
+    "tuplet margin hard": Case(
+        "TupletMarginLoss", _tuplet_margin(5.73, 64, mining=BatchHardMiner()), miner=HARD
+    ),
     "arc face": Case("ArcFaceLoss", losses.ArcFaceLoss(64, math.radians(28.6)), proxies=1),
     "arc face gentle": Case(
         "ArcFaceLoss",
@@ -162,7 +206,9 @@ CASES = {
         proxies=1,
     ),
     "cos face": Case("CosFaceLoss", losses.AMSoftmaxLoss(64, 0.35), proxies=1),
-    "normalized softmax": Case("NormalizedSoftmaxLoss", losses.NormSoftmaxLoss(1 / 0.05), proxies=1),
+    "normalized softmax": Case(
+        "NormalizedSoftmaxLoss", losses.NormSoftmaxLoss(1 / 0.05), proxies=1
+    ),
     "proxy anchor": Case("ProxyAnchorLoss", losses.ProxyAnchorLoss(32, 0.1), proxies=1),
     "proxy anchor sum": Case(
         "ProxyAnchorLoss",
@@ -172,7 +218,11 @@ CASES = {
     ),
     # A softmax of -scale |x - p|^2 = 2 scale cos - const over all classes, the own included.
     "proxy nca": Case("ProxyNCALoss", losses.NormSoftmaxLoss(2), proxies=1),
-    "proxy nca scaled": Case("ProxyNCALoss", losses.NormSoftmaxLoss(18), {"softmax_scale": 9}, proxies=1),
-    "sub-center arc face": Case("SubCenterArcFaceLoss", losses.SubCenterArcFaceLoss(64, math.radians(28.6)), proxies=3),
+    "proxy nca scaled": Case(
+        "ProxyNCALoss", losses.NormSoftmaxLoss(18), {"softmax_scale": 9}, proxies=1
+    ),
+    "sub-center arc face": Case(
+        "SubCenterArcFaceLoss", losses.SubCenterArcFaceLoss(64, math.radians(28.6)), proxies=3
+    ),
     "soft triple": Case("SoftTripleLoss", losses.SoftTripleLoss(20, 0.1, 0.01), proxies=10),
 }

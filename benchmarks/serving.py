@@ -1,12 +1,14 @@
-"""A server under good and bad requests of several clients: its speed, and its answers compared with the offline model.
+"""A server under good and bad requests of several clients: its speed, and its answers compared with
+the offline model.
 
     python -m benchmarks.serving --model=models/cars --images=photos
     python -m benchmarks.serving --model=models/cars --images=photos --url=grpc://host:8500/embedder
 
-By default `tfdml serve` runs in processes of its own. Clients take their time from the same cores, and each sends one
-request after another: good batches, batches with bad images in them, and whole requests that are bad. An answer is
-wrong where a good image has an error or another vector than offline (1e-5), a bad one has no error, or a search finds
-other items than a search by hand. The exit status is 1 where one is.
+By default `tfdml serve` runs in processes of its own. Clients take their time from the same cores,
+and each sends one request after another: good batches, batches with bad images in them, and whole
+requests that are bad. An answer is wrong where a good image has an error or another vector than
+offline (1e-5), a bad one has no error, or a search finds other items than a search by hand. The
+exit status is 1 where one is.
 """
 
 import concurrent.futures
@@ -45,14 +47,22 @@ def bomb(side=30_000):
     """Return a PNG of a few hundred bytes whose header declares side x side pixels."""
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(bytes(100))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + header
+        + chunk(b"IDAT", zlib.compress(bytes(100)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def bad_images(jpeg):
-    """Images that cannot be embedded: no bytes, text, cut in the pixels and in the header, and too many pixels."""
+    """Images that cannot be embedded: no bytes, text, cut in the pixels and in the header, and too
+    many pixels."""
     return [b"", b"hello, world", jpeg[: len(jpeg) // 2], jpeg[:30], bomb()]
 
 
@@ -61,7 +71,10 @@ def odd_images():
     from PIL import Image
 
     made = []
-    for form, image in (("PNG", Image.new("RGB", (1, 1), "red")), ("WEBP", Image.radial_gradient("L").convert("RGB"))):
+    for form, image in (
+        ("PNG", Image.new("RGB", (1, 1), "red")),
+        ("WEBP", Image.radial_gradient("L").convert("RGB")),
+    ):
         buffer = io.BytesIO()
         image.save(buffer, form)
         made.append(buffer.getvalue())
@@ -73,7 +86,8 @@ class Tally:
     """What all clients met; they append to the same lists.
 
     Attributes:
-        items: "good" for each good image, "bad" for each bad image or request, "refused" for each that was.
+        items: "good" for each good image, "bad" for each bad image or request, "refused" for each
+            that was.
         wrong: A line for each wrong answer.
         seconds: Of each request.
         elapsed: Seconds of all.
@@ -86,12 +100,28 @@ class Tally:
 
     def cells(self):
         """Return those of the table, without the name."""
-        counts = [len(self.seconds), *(self.items.count(kind) for kind in ("good", "bad", "refused")), len(self.wrong)]
-        speeds = [len(self.seconds) / self.elapsed, *np.percentile(1e3 * np.array(self.seconds), [50, 95])]
+        counts = [
+            len(self.seconds),
+            *(self.items.count(kind) for kind in ("good", "bad", "refused")),
+            len(self.wrong),
+        ]
+        speeds = [
+            len(self.seconds) / self.elapsed,
+            *np.percentile(1e3 * np.array(self.seconds), [50, 95]),
+        ]
         return [f"{value:,}" for value in counts] + [f"{value:.0f}" for value in speeds]
 
 
-COLUMNS = ("requests", "good images", "bad", "refused as a whole", "wrong", "requests/s", "p50, ms", "p95, ms")
+COLUMNS = (
+    "requests",
+    "good images",
+    "bad",
+    "refused as a whole",
+    "wrong",
+    "requests/s",
+    "p50, ms",
+    "p95, ms",
+)
 
 
 class Load:
@@ -101,7 +131,8 @@ class Load:
         client: The module of `client_module`.
         images: Good images.
         embeddings: (N, d), what the offline embedder makes of them.
-        gallery: (M, d) embeddings of the retriever's gallery and their ids; None where none is served.
+        gallery: (M, d) embeddings of the retriever's gallery and their ids; None where none is
+            served.
     """
 
     def __init__(self, client, images, embeddings, gallery=None):
@@ -142,15 +173,25 @@ class Load:
             if kind == "mixed":
                 for _ in range(rng.randint(1, 3)):
                     batch.insert(rng.randint(0, len(batch)), (rng.choice(self.bad), None))
-            outputs = self.client.predict(urls[0], "embed_each", {"image_bytes": [image for image, _ in batch]})
-            for (_, row), vector, error in zip(batch, outputs["embedding"], outputs["error"], strict=True):
+            outputs = self.client.predict(
+                urls[0], "embed_each", {"image_bytes": [image for image, _ in batch]}
+            )
+            for (_, row), vector, error in zip(
+                batch, outputs["embedding"], outputs["error"], strict=True
+            ):
                 self._judge(None if row is None else self.embeddings[row], vector, error, tally)
 
     def _judge(self, expected, vector, error, tally):
         tally.items.append("bad" if expected is None else "good")
-        right = error if expected is None else not error and np.abs(np.array(vector) - expected).max() <= TOLERANCE
+        right = (
+            error
+            if expected is None
+            else not error and np.abs(np.array(vector) - expected).max() <= TOLERANCE
+        )
         if not right:
-            tally.wrong.append(f"wanted {'an error' if expected is None else 'a vector'}, got {error or vector}")
+            tally.wrong.append(
+                f"wanted {'an error' if expected is None else 'a vector'}, got {error or vector}"
+            )
 
     def _search(self, url, rows, rng, tally):
         vectors, ids = self.gallery
@@ -200,7 +241,9 @@ def offline_embeddings(path, images):
     from tfdml.embeddings.backends import load_backend
 
     names = tuple(f"image {row}" for row in range(len(images)))
-    dataset = ImageDataset("load", "test", EncodedImages(tuple(images), names), np.zeros(len(images)), {0: "0"})
+    dataset = ImageDataset(
+        "load", "test", EncodedImages(tuple(images), names), np.zeros(len(images)), {0: "0"}
+    )
     return load_backend(path).embed(dataset, 16)
 
 
@@ -224,17 +267,27 @@ def main():
     parser.add_argument("--model", required=True, help="an exported version, or a folder of them")
     parser.add_argument("--images", required=True, help="a folder of images, at any depth")
     parser.add_argument("--retriever", default="", help="the retriever at the second --url")
-    parser.add_argument("--url", nargs="*", default=[], help="of the embedder, then of the retriever")
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64], help="clients at once, a row for each")
+    parser.add_argument(
+        "--url", nargs="*", default=[], help="of the embedder, then of the retriever"
+    )
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=[1, 8, 64], help="clients at once, a row for each"
+    )
     parser.add_argument("--requests", type=int, default=100, help="requests of each client")
-    parser.add_argument("--count", type=int, default=48, help="good images to send, spread over the folder")
+    parser.add_argument(
+        "--count", type=int, default=48, help="good images to send, spread over the folder"
+    )
     args = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from tfdml.export.retriever import Retriever
 
     endings = (".jpg", ".jpeg", ".png")
-    paths = sorted(path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings)
-    chosen = [paths[row] for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))]
+    paths = sorted(
+        path for path in pathlib.Path(args.images).rglob("*") if path.suffix.lower() in endings
+    )
+    chosen = [
+        paths[row] for row in np.unique(np.linspace(0, len(paths) - 1, args.count).astype(int))
+    ]
     images = [path.read_bytes() for path in chosen] + odd_images()
     gallery = None
     if args.retriever:

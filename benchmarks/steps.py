@@ -2,9 +2,9 @@
 
     python -m benchmarks.steps --json=docs/numbers/steps.json
 
-Glyphs as JPEG files in memory, conv4 at 28 px, AMSoftmax and JRD, Adam, batches of 8 classes of 4. The first table has
-the processor's milliseconds of all threads, each part less those before it. The second has processor and wall time of a
-step within `fit`, in turns: medians of --rounds fits.
+Glyphs as JPEG files in memory, conv4 at 28 px, AMSoftmax and JRD, Adam, batches of 8 classes of 4.
+The first table has the processor's milliseconds of all threads, each part less those before it. The
+second has processor and wall time of a step within `fit`, in turns: medians of --rounds fits.
 """
 
 import functools
@@ -28,8 +28,12 @@ def make_learner(num_classes, together):
     """A compiled learner."""
     keras.utils.set_random_seed(0)
     backbone = tfdml.backbones.resolve(NETWORK, image_size=SIZE)
-    embedder = tfdml.models.Embedder(backbone, embedding_dim=128, image_size=SIZE, resize=SIZE, batch_norm="train")
-    learner = tfdml.models.MetricLearner(embedder, "am_softmax + 0.4 * jrs", num_classes=num_classes)
+    embedder = tfdml.models.Embedder(
+        backbone, embedding_dim=128, image_size=SIZE, resize=SIZE, batch_norm="train"
+    )
+    learner = tfdml.models.MetricLearner(
+        embedder, "am_softmax + 0.4 * jrs", num_classes=num_classes
+    )
     learner.build((None, SIZE, SIZE, 3))
     learner.compile(build_optimizer("adam", learner, 1e-4), steps_per_execution=together)
     return learner
@@ -40,7 +44,9 @@ def make_train():
     glyphs = tfdml.data.load("glyphs", split="train", images_per_class=20, size=2 * SIZE)
     files = tuple(tf.io.encode_jpeg(image).numpy() for image in glyphs.images.pixels())
     names = tuple(f"{row}.jpg" for row in range(len(files)))
-    return ImageDataset("glyphs", "train", EncodedImages(files, names), glyphs.labels, glyphs.class_names)
+    return ImageDataset(
+        "glyphs", "train", EncodedImages(files, names), glyphs.labels, glyphs.class_names
+    )
 
 
 def per_step(function, steps):
@@ -50,7 +56,8 @@ def per_step(function, steps):
 
 
 def parts_of_a_step(learner, batch, steps, rounds):
-    """Median processor milliseconds of what a step is made of, by part, each with those before it."""
+    """Median processor milliseconds of what a step is made of, by part, each with those before
+    it."""
     images, labels = batch
 
     def loss():
@@ -71,7 +78,9 @@ def parts_of_a_step(learner, batch, steps, rounds):
     for name, stage in stages.items():
         compiled = tf.function(stage, autograph=False)
         compiled()
-        runners[name] = lambda compiled=compiled: per_step(lambda: [compiled() for _ in range(steps)], steps)[0]
+        runners[name] = lambda compiled=compiled: per_step(
+            lambda: [compiled() for _ in range(steps)], steps
+        )[0]
     return {name: statistics.median(times) for name, times in in_turns(runners, rounds).items()}
 
 
@@ -90,11 +99,15 @@ def main():
     runners = {"input": lambda: [None for _ in data["decoded each time"].take(steps)]}
     for together, learner in learners.items():
         for images, source in data.items():
-            runners[together, images] = functools.partial(learner.fit, source, steps_per_epoch=steps, verbose=0)
+            runners[together, images] = functools.partial(
+                learner.fit, source, steps_per_epoch=steps, verbose=0
+            )
     timed = {name: functools.partial(per_step, runner, steps) for name, runner in runners.items()}
     # The first round compiles and fills the cache.
     in_turns(timed, 1)
-    medians = {name: np.median(times, axis=0) for name, times in in_turns(timed, arguments.rounds).items()}
+    medians = {
+        name: np.median(times, axis=0) for name, times in in_turns(timed, arguments.rounds).items()
+    }
     read, whole = medians["input"][0], medians[1, "decoded each time"][0]
     columns = ("input", "forward", "loss", "backward", "optimizer and logs", "between steps")
     row = results.table("parts", "network", *columns)
@@ -103,7 +116,10 @@ def main():
     columns = (f"{together} an execution, processor / wall" for together in TOGETHER)
     row = results.table("together", "network", "images", *columns)
     for images in data:
-        cells = (" / ".join(f"{value:.2f}" for value in medians[together, images]) for together in TOGETHER)
+        cells = (
+            " / ".join(f"{value:.2f}" for value in medians[together, images])
+            for together in TOGETHER
+        )
         row(f"{NETWORK}, {SIZE} px", images, *cells)
 
 

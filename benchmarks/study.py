@@ -1,4 +1,5 @@
-"""What the five methods gain over their bases, by equal effort, on stored feature maps: `study_plan.md` is the plan.
+"""What the five methods gain over their bases, by equal effort, on stored feature maps:
+`study_plan.md` is the plan.
 
     python -m benchmarks.study --features=features --data=DATA --weights=MNV2_100.weights.h5    stores the maps
     python -m benchmarks.study --features=features --results=study.json --part=trials           chooses the parameters
@@ -6,8 +7,9 @@
     python -m benchmarks.study --features=features --results=study.json --part=checks           the checks of causes
     python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
 
-`curves`, `rates` and `offsets` of benchmarks/results/study.json are earlier runs, on held-out classes.
-Each run adds its entry to --results when it ends. The same command resumes: it skips the runs that are there.
+`curves`, `rates` and `offsets` of benchmarks/results/study.json are earlier runs, on held-out
+classes. Each run adds its entry to --results when it ends. The same command resumes: it skips the
+runs that are there.
 """
 
 from __future__ import annotations
@@ -94,7 +96,8 @@ PAIRS = {"AMSoftmax": "JRD", "RankMI": "margin", "margin, learned": "contrastive
 
 
 def draws(name, block=0):
-    """Return `TRIALS` draws of a row's own parameters: one in each of as many equal parts of every range."""
+    """Return `TRIALS` draws of a row's own parameters: one in each of as many equal parts of every
+    range."""
     drawn = {}
     for key, values in (ROWS | CHECKED)[name].space.items():
         generator = np.random.default_rng([*f"{name} {key}".encode(), *([block] if block else [])])
@@ -108,16 +111,20 @@ def draws(name, block=0):
 
 
 def trials(name, entries):
-    """Return the parameters of each trial: a method's are the best of its base's first trials, and draws of its own."""
+    """Return the parameters of each trial: a method's are the best of its base's first trials, and
+    draws of its own."""
     base = ROWS[name].base
     if not ROWS[name].term:
-        return draws(name) + (draws(name, 1) if any(row.term and row.base == name for row in ROWS.values()) else [])
+        return draws(name) + (
+            draws(name, 1) if any(row.term and row.base == name for row in ROWS.values()) else []
+        )
     first = [entry for entry in entries[base] if entry["parameters"] in draws(base)]
     return [best(first)["parameters"] | own for own in draws(name)]
 
 
 def quadrants_of(backbone, size, weights):
-    """Return the view of a network, and the function from pixels to means of the four overlapping quadrants of a map.
+    """Return the view of a network, and the function from pixels to means of the four overlapping
+    quadrants of a map.
 
     Args:
         backbone: The name of the network.
@@ -133,7 +140,9 @@ def quadrants_of(backbone, size, weights):
     def quadrants(pixels):
         whole = np.asarray(network(pixels, training=False))
         rows = np.stack([whole[:, :half].mean(1), whole[:, -half:].mean(1)], 1)
-        return np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype("float16")
+        return np.stack([rows[:, :, :half].mean(2), rows[:, :, -half:].mean(2)], 2).astype(
+            "float16"
+        )
 
     return EvaluationTransform.of(embedder), quadrants
 
@@ -170,7 +179,8 @@ def load(path, held_out):
 
     Args:
         path: The file of `store`.
-        held_out: Whether every fourth training class is measured in place of the unseen ones, and not trained on.
+        held_out: Whether every fourth training class is measured in place of the unseen ones, and
+            not trained on.
     """
     with np.load(path) as stored:
         parts = {name: stored[name] for name in stored.files}
@@ -178,11 +188,17 @@ def load(path, held_out):
     if not held_out:
         return train, labels, parts["test"], parts["test_labels"]
     apart = labels % 4 == 3
-    return train[~apart], np.unique(labels[~apart], return_inverse=True)[1], train[apart], labels[apart]
+    return (
+        train[~apart],
+        np.unique(labels[~apart], return_inverse=True)[1],
+        train[apart],
+        labels[apart],
+    )
 
 
 def load_maps(path, held_out):
-    """Return what `load` does, of maps, in their principal components: a sixth of the arithmetic."""
+    """Return what `load` does, of maps, in their principal components: a sixth of the
+    arithmetic."""
     train, labels, measured, its_labels = load(path, held_out)
     train, measured = train.astype("float32"), measured.astype("float32")
     rows = train.reshape(-1, train.shape[-1])
@@ -192,14 +208,18 @@ def load_maps(path, held_out):
 
 
 class MapEmbedder(tfdml.models.Embedder):
-    """Stored maps to embeddings: x + U relu(V x) at each position, their mean, and a projection. U starts at 0."""
+    """Stored maps to embeddings: x + U relu(V x) at each position, their mean, and a projection. U
+    starts at 0."""
 
     def __init__(self, embedding_dim=64):
         inputs = keras.Input(self.view_shape)
         hidden = keras.layers.Dense(64, activation="relu")(inputs)
         change = keras.layers.Dense(CHANNELS, kernel_initializer="zeros")(hidden)
         super().__init__(
-            keras.Model(inputs, keras.layers.Add()([inputs, change])), embedding_dim, image_size=2, scaling="none"
+            keras.Model(inputs, keras.layers.Add()([inputs, change])),
+            embedding_dim,
+            image_size=2,
+            scaling="none",
         )
 
     view_shape = (2, 2, CHANNELS)
@@ -210,21 +230,27 @@ def learner_of(maps, row, parameters, seed):
     keras.utils.set_random_seed(seed)
     objectives = row.objectives.format(**parameters)
     learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=maps[1].max() + 1)
-    learner.compile(build_optimizer("adam", learner, RATE, {"objectives": OBJECTIVE_RATE}, weight_decay=1e-4))
+    learner.compile(
+        build_optimizer("adam", learner, RATE, {"objectives": OBJECTIVE_RATE}, weight_decay=1e-4)
+    )
     return learner
 
 
 def calibrated(learner, maps):
-    """Return a learner that has measured the densities of the training classes, on the centers of images."""
+    """Return a learner that has measured the densities of the training classes, on the centers of
+    images."""
     train, labels, size = *maps[:2], maps[2].shape[1]
     edge = (train.shape[1] - size) // 2
     train = train[:, edge : edge + size, edge : edge + size]
-    learner.calibrate((train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500))
+    learner.calibrate(
+        (train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500)
+    )
     return learner
 
 
 def courses(maps, row, trials, seeds, checkpoints):
-    """Train a head with each of the parameters and seeds; yield both, and its metrics and logs after some updates.
+    """Train a head with each of the parameters and seeds; yield both, and its metrics and logs
+    after some updates.
 
     Args:
         maps: As of `load_maps`.
@@ -296,11 +322,14 @@ def run(arguments, results):
                 chosen = best(results["trials"][dataset][name])
                 early = max(chosen["course"], key=lambda until: chosen["course"][until]["map@r"])
                 runs = [chosen["parameters"]], SEEDS, sorted({int(early), CHECKPOINTS[-1]})
-            train_missing(results, arguments.results, (part, dataset, name), maps, ROWS[name], *runs)
+            train_missing(
+                results, arguments.results, (part, dataset, name), maps, ROWS[name], *runs
+            )
 
 
 def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
-    """Train the runs that are not among the results, print each, and write it when it has joined them.
+    """Train the runs that are not among the results, print each, and write it when it has joined
+    them.
 
     Args:
         results: The runs so far.
@@ -316,12 +345,22 @@ def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
         groups.setdefault(str({**parameters, same: 0}), []).append(parameters)
     for group in groups.values():
         done = [(entry["parameters"], entry["seed"]) for entry in entries]
-        seeds_left = [seed for seed in seeds if any((parameters, seed) not in done for parameters in group)]
-        left = [parameters for parameters in group if any((parameters, seed) not in done for seed in seeds)]
+        seeds_left = [
+            seed for seed in seeds if any((parameters, seed) not in done for parameters in group)
+        ]
+        left = [
+            parameters
+            for parameters in group
+            if any((parameters, seed) not in done for seed in seeds)
+        ]
         start = time.process_time()
-        for parameters, seed, course in courses(maps, row, left, seeds_left, checkpoints) if left else ():
+        for parameters, seed, course in (
+            courses(maps, row, left, seeds_left, checkpoints) if left else ()
+        ):
             seconds, start = round(time.process_time() - start, 1), time.process_time()
-            entries.append({"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds})
+            entries.append(
+                {"parameters": parameters, "seed": seed, "course": course, "cpu_seconds": seconds}
+            )
             write_results(results, path)
             metrics = " ".join(f"{at['recall@1']:.3f}/{at['map@r']:.3f}" for at in course.values())
             print(*place[1:], parameters, f"seed {seed}: {metrics}", flush=True)
@@ -338,19 +377,32 @@ def check(arguments, results):
     place = "trials", "cars196", learned
     train_missing(results, path, place, maps, CHECKED[learned], draws(learned), [0], CHECKPOINTS)
     runs = [
-        ("cars196", "AMSoftmax", [{key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}]),
+        (
+            "cars196",
+            "AMSoftmax",
+            [{key: chosen["cars196"]["JRD"][key] for key in ("scale", "margin")}],
+        ),
         ("cars196", learned, [best(results["trials"]["cars196"][learned])["parameters"]]),
     ]
     for dataset in ("glyphs", "omniglot"):
-        near = [{**chosen[dataset]["margin"], "negatives": negatives} for negatives in ("all", "distance_weighted")]
+        near = [
+            {**chosen[dataset]["margin"], "negatives": negatives}
+            for negatives in ("all", "distance_weighted")
+        ]
         runs.append((dataset, "RankMI", near))
     for dataset, name, wanted in runs:
-        maps, row = load_maps(arguments.features / f"{dataset}.npz", held_out=False), (ROWS | CHECKED)[name]
-        train_missing(results, path, ("checks", dataset, name), maps, row, wanted, SEEDS[:3], CHECKPOINTS[-1:])
+        maps, row = (
+            load_maps(arguments.features / f"{dataset}.npz", held_out=False),
+            (ROWS | CHECKED)[name],
+        )
+        train_missing(
+            results, path, ("checks", dataset, name), maps, row, wanted, SEEDS[:3], CHECKPOINTS[-1:]
+        )
 
 
 def paired(entries, base, metric, last):
-    """Return the metric of a row and of its base in percent, seed by seed; after the last update, or the chosen one."""
+    """Return the metric of a row and of its base in percent, seed by seed; after the last update,
+    or the chosen one."""
 
     def by_seed(runs):
         ends = {run["seed"]: list(run["course"].values())[-1 if last else 0] for run in runs}
@@ -362,7 +414,8 @@ def paired(entries, base, metric, last):
 
 
 def with_interval(values):
-    """Return the mean of gains in points, with Student's interval where there are several; empty without any."""
+    """Return the mean of gains in points, with Student's interval where there are several; empty
+    without any."""
     return f"{points(values)} ({interval(values)})" if len(values) > 1 else points(values)
 
 
@@ -383,27 +436,45 @@ def tables(results, add_table):
     """Write the tables of gains and of the best trials."""
     add = add_table("gains", "method, data set", *COLUMNS)
     finals = results.get("finals", {})
-    for name, dataset in ((name, dataset) for name, row in ROWS.items() if row.base for dataset in finals):
+    for name, dataset in (
+        (name, dataset) for name, row in ROWS.items() if row.base for dataset in finals
+    ):
         base = ROWS[name].base
         sides = [finals[dataset].get(side, []) for side in (name, base)]
         pairs = [paired(*sides, metric, last) for last in (True, False) for metric in METRICS]
         if len(pairs[0][0]):
             own = pairs[0][0].mean()
-            add(f"{name}, {dataset}", f"{own:.1f}", *(with_interval(own - other) for own, other in pairs[:3]))
+            add(
+                f"{name}, {dataset}",
+                f"{own:.1f}",
+                *(with_interval(own - other) for own, other in pairs[:3]),
+            )
     columns = [(part, dataset) for part in ("trials", "rates") for dataset in results.get(part, ())]
-    add = add_table("trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns))
+    add = add_table(
+        "trials", "best MAP@R of the trials", *(f"{part}, {dataset}" for part, dataset in columns)
+    )
     for name in ROWS:
         entries = [results[part][dataset].get(name) for part, dataset in columns]
-        add(name, *(f"{100 * list(best(of)['course'].values())[-1]['map@r']:.1f}" if of else "" for of in entries))
+        add(
+            name,
+            *(
+                f"{100 * list(best(of)['course'].values())[-1]['map@r']:.1f}" if of else ""
+                for of in entries
+            ),
+        )
 
 
 def course_tables(results, add_table):
-    """Write the tables of what was logged along runs on held-out classes of Cars-196, and of the checks."""
+    """Write the tables of what was logged along runs on held-out classes of Cars-196, and of the
+    checks."""
     trials = results.get("trials", {}).get("cars196", {})
     if {"DML-DA", "RankMI"} <= trials.keys():
         runs = {f"{entry['parameters']['weight']:g}": entry for entry in trials["DML-DA"]}
         logged(
-            add_table("density", "weight", *METRIC_COLUMNS, "D_c", "target"), runs, "density_d_avg", "density_target"
+            add_table("density", "weight", *METRIC_COLUMNS, "D_c", "target"),
+            runs,
+            "density_d_avg",
+            "density_target",
         )
         runs = {}
         for entry in trials["RankMI"]:
@@ -417,20 +488,32 @@ def course_tables(results, add_table):
             runs[f"{weight:g}" + (f", offset {offset}" if offset else "")] = entry
         logged(add_table("energy", "weight", *METRIC_COLUMNS, "energy"), runs, "ecaml_energy")
     if checks := results.get("checks"):
-        add = add_table("checks", "data set, row", "pair", *METRIC_COLUMNS, "gain", "gain in MAP@R", "seeds")
+        add = add_table(
+            "checks", "data set, row", "pair", *METRIC_COLUMNS, "gain", "gain in MAP@R", "seeds"
+        )
         for dataset, name in ((dataset, name) for dataset, rows in checks.items() for name in rows):
             pair, groups = PAIRS[name], {}
             for entry in checks[dataset][name]:
                 groups.setdefault(entry["parameters"].get("negatives", ""), []).append(entry)
             for negatives, entries in groups.items():
-                sides = [paired(entries, results["finals"][dataset][pair], metric, True) for metric in METRICS]
+                sides = [
+                    paired(entries, results["finals"][dataset][pair], metric, True)
+                    for metric in METRICS
+                ]
                 means = [f"{own.mean():.1f}" for own, _ in sides]
                 gains = [with_interval(own - other) for own, other in sides]
-                add(", ".join(filter(None, (dataset, name, negatives))), pair, *means, *gains, len(entries))
+                add(
+                    ", ".join(filter(None, (dataset, name, negatives))),
+                    pair,
+                    *means,
+                    *gains,
+                    len(entries),
+                )
 
 
 def logged(add, runs, *names):
-    """Add a row for each run: its metrics after the last update, and values at the first and last checkpoint."""
+    """Add a row for each run: its metrics after the last update, and values at the first and last
+    checkpoint."""
     for label, entry in runs.items():
         first, *_, last = entry["course"].values()
         metrics = (f"{100 * last[metric]:.1f}" for metric in METRICS)
@@ -447,7 +530,9 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--results", type=pathlib.Path, help="the JSON file")
     parser.add_argument("--features", type=pathlib.Path, help="the folder of the stored maps")
-    parser.add_argument("--data", type=pathlib.Path, help="the folder of the data sets: stores their maps")
+    parser.add_argument(
+        "--data", type=pathlib.Path, help="the folder of the data sets: stores their maps"
+    )
     parser.add_argument("--weights", default="", help="of MobileNetV2 1.0")
     parser.add_argument("--part", choices=("trials", "finals", "checks"))
     parser.add_argument("--only", nargs="*", choices=SETS, default=[], help="data sets")
@@ -455,7 +540,11 @@ def main():
     if arguments.data:
         for name, (size, every) in SETS.items():
             splits = functools.partial(part_of_set, name, arguments.data / name, every=every)
-            store(arguments.features / f"{name}.npz", splits, *quadrants_of("mobilenetv2", size, arguments.weights))
+            store(
+                arguments.features / f"{name}.npz",
+                splits,
+                *quadrants_of("mobilenetv2", size, arguments.weights),
+            )
         return
     results = json.loads(arguments.results.read_text()) if arguments.results.exists() else {}
     if arguments.part == "checks":

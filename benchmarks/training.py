@@ -7,14 +7,16 @@
     python -m benchmarks.training --classes 10000 100000 1000000 --rounds=9     a step by the number of classes, ours
     python -m benchmarks.training --classes 1000000 --rows=1000000     the start of a run
 
-MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the pairs) on 10
-classes of 10 images, Adam, the rate a tenth of itself after two thirds: `configs/small/cars_contrastive.flags`. Both
-sides read the batches, augmented once, from the disk. Steps are taken in turns, and a row is their median; then each
-side trains by itself, and embeds the classes that it has never seen, which tfdml measures.
+MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the
+pairs) on 10 classes of 10 images, Adam, the rate a tenth of itself after two thirds:
+`configs/small/cars_contrastive.flags`. Both sides read the batches, augmented once, from the disk.
+Steps are taken in turns, and a row is their median; then each side trains by itself, and embeds the
+classes that it has never seen, which tfdml measures.
 
-The steps by the number of classes are those of AMSoftmax and Adam with 256 images and 512 dimensions, on a network that
-costs nothing. Each is a process with one thread. A cell is the median of the processor time of steps in turns, and the
-highest memory of the process. `dense` compares with all classes.
+The steps by the number of classes are those of AMSoftmax and Adam with 256 images and 512
+dimensions, on a network that costs nothing. Each is a process with one thread. A cell is the median
+of the processor time of steps in turns, and the highest memory of the process. `dense` compares
+with all classes.
 """
 
 import functools
@@ -38,7 +40,8 @@ from tools.numbers import Results, command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE, RATE, STEPS = 96, 3e-4, 64
-# How many classes a step compares with, of how many there are. A dense step of a million exceeds the memory of most.
+# How many classes a step compares with, of how many there are. A dense step of a million exceeds
+# the memory of most.
 COMPARED = {
     "1,000 drawn": lambda classes: 1000,
     "a tenth drawn": lambda classes: classes // 10,
@@ -59,24 +62,41 @@ def make_learner(weights, drop_step):
 
 
 def write_inputs(folder, arguments, learner, drop_step):
-    """What both sides read: see `benchmarks.training_peer`; returns the labels of the test images."""
-    train, test = (tfdml.data.load("cars196", arguments.data_dir, split) for split in ("train", "test"))
+    """What both sides read: see `benchmarks.training_peer`; returns the labels of the test
+    images."""
+    train, test = (
+        tfdml.data.load("cars196", arguments.data_dir, split) for split in ("train", "test")
+    )
     view = tfdml.data.TrainTransform("random_crop", resize=112, image_size=SIZE)
     steps = max(arguments.epochs * STEPS, 1)
     batches = iter(tfdml.data.class_balanced(train, 10, 10, view))
-    images = np.lib.format.open_memmap(folder / "images.npy", "w+", np.uint8, (steps, 100, SIZE, SIZE, 3))
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", "w+", np.uint8, (steps, 100, SIZE, SIZE, 3)
+    )
     labels = np.zeros((steps, 100), np.int64)
     for step in range(steps):
         images[step], labels[step] = (np.asarray(part) for part in next(batches))
     np.save(folder / "labels.npy", labels)
     subset = test if arguments.epochs else test.take(np.arange(100))
-    view = tfdml.data.evaluation_batches(subset, tfdml.data.EvaluationTransform(resize=112, image_size=SIZE), 100)
+    view = tfdml.data.evaluation_batches(
+        subset, tfdml.data.EvaluationTransform(resize=112, image_size=SIZE), 100
+    )
     np.save(folder / "test.npy", np.concatenate([np.asarray(batch) for batch, _ in view]))
-    layers = [*learner.embedder.backbone._flatten_layers(include_self=False, recursive=True), learner.embedder]
-    weights = [array for layer in layers if not getattr(layer, "layers", None) for array in layer.get_weights()]
+    layers = [
+        *learner.embedder.backbone._flatten_layers(include_self=False, recursive=True),
+        learner.embedder,
+    ]
+    weights = [
+        array
+        for layer in layers
+        if not getattr(layer, "layers", None)
+        for array in layer.get_weights()
+    ]
     weights += [keras.ops.convert_to_numpy(variable) for variable in learner.parts()["projection"]]
     np.savez(folder / "weights.npz", *weights)
-    (folder / "settings.json").write_text(json.dumps({"learning_rate": RATE, "drop_step": drop_step}))
+    (folder / "settings.json").write_text(
+        json.dumps({"learning_rate": RATE, "drop_step": drop_step})
+    )
     return subset.labels
 
 
@@ -100,7 +120,8 @@ def peak():
 
 
 def make_steps(classes, share):
-    """Make a step for each line of the input; print its processor time and the highest memory so far."""
+    """Make a step for each line of the input; print its processor time and the highest memory so
+    far."""
     learner = learner_of_classes(classes, share)
     generator = np.random.default_rng(0)
     images = generator.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
@@ -116,7 +137,9 @@ def by_classes(arguments):
     """Measure steps by the number of classes; those that compare alike take turns."""
     cells = {classes: [f"{classes:,}"] for classes in arguments.classes}
     for number in COMPARED.values():
-        peers = {classes: start_steps(classes, number(classes)) for classes in cells if number(classes)}
+        peers = {
+            classes: start_steps(classes, number(classes)) for classes in cells if number(classes)
+        }
         asks = {classes: functools.partial(peer.ask, "step") for classes, peer in peers.items()}
         in_turns(asks, 3)
         memory = {}
@@ -141,7 +164,8 @@ def start_steps(classes, number):
 
 
 def start_up(arguments):
-    """Measure what a run does before its first step, and its checkpoints, stage by stage in one process."""
+    """Measure what a run does before its first step, and its checkpoints, stage by stage in one
+    process."""
     add = Results(arguments.json).table("stages", "stage", "seconds", "GiB so far")
     classes, started = arguments.classes[0], 0.0
 
@@ -155,7 +179,9 @@ def start_up(arguments):
         file = pathlib.Path(scratch) / "list.csv"
         with file.open("w") as opened:
             opened.write("path,label,split\n")
-            opened.writelines(f"{row // 1000}/{row}.jpg,{row % classes},train\n" for row in range(arguments.rows))
+            opened.writelines(
+                f"{row // 1000}/{row}.jpg,{row % classes},train\n" for row in range(arguments.rows)
+            )
         # There are no images.
         tfdml.data.readers.tables.require_files = lambda name, paths, advice: tuple(paths)
         started = time.process_time()
@@ -166,7 +192,10 @@ def start_up(arguments):
         sampler = tfdml.data.ShuffleSampler(len(dataset), 256)
         stage("shuffled, 100 batches", [sampler.batch(step) for step in range(100)])
         learner = stage("learner", learner_of_classes(classes, 1000 / classes))
-        stage("write a checkpoint", checkpoints.save(pathlib.Path(scratch), learner, checkpoints.TrainingState(0, [])))
+        stage(
+            "write a checkpoint",
+            checkpoints.save(pathlib.Path(scratch), learner, checkpoints.TrainingState(0, [])),
+        )
         stage("resume", checkpoints.restore_latest(pathlib.Path(scratch), learner))
 
 
@@ -175,9 +204,17 @@ def main():
     parser = command_line(__doc__)
     parser.add_argument("--data_dir")
     parser.add_argument("--weights")
-    parser.add_argument("--classes", type=int, nargs="*", help="measure steps by the number of classes")
-    parser.add_argument("--rows", type=int, help="measure the start of a run with a list of so many images")
-    parser.add_argument("--share", type=float, help="make steps on demand that compare with this share of the classes")
+    parser.add_argument(
+        "--classes", type=int, nargs="*", help="measure steps by the number of classes"
+    )
+    parser.add_argument(
+        "--rows", type=int, help="measure the start of a run with a list of so many images"
+    )
+    parser.add_argument(
+        "--share",
+        type=float,
+        help="make steps on demand that compare with this share of the classes",
+    )
     parser.add_argument("--torch_python", default=str(ROOT / ".venv-pml" / "bin" / "python"))
     parser.add_argument("--epochs", type=int, default=12, help=f"of {STEPS} steps")
     parser.add_argument("--rounds", type=int, default=20, help="steps in turns")
@@ -198,19 +235,27 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         folder = pathlib.Path(scratch)
         test_labels = write_inputs(folder, arguments, learner, drop_step)
-        images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+        images, labels = (
+            np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels")
+        )
         command = [arguments.torch_python, str(ROOT / "benchmarks" / "training_peer.py"), scratch]
         command += [str(arguments.threads), *["compile"] * arguments.compile]
         peer = Peer(command)
 
         def step():
-            logs, seconds, _ = time_call(learner.train_on_batch, np.array(images[0]), labels[0], return_dict=True)
+            logs, seconds, _ = time_call(
+                learner.train_on_batch, np.array(images[0]), labels[0], return_dict=True
+            )
             return {"value": float(logs["loss"]), "seconds": seconds}
 
         sides = {"tfdml": step, "PyTorch": functools.partial(peer.ask, "step")}
-        first = {name: [step["value"] for step in steps] for name, steps in in_turns(sides, 3).items()}
+        first = {
+            name: [step["value"] for step in steps] for name, steps in in_turns(sides, 3).items()
+        }
         times = in_turns(sides, arguments.rounds)
-        ours, theirs = (1000 * statistics.median(step["seconds"] for step in steps) for steps in times.values())
+        ours, theirs = (
+            1000 * statistics.median(step["seconds"] for step in steps) for steps in times.values()
+        )
         row = Results(arguments.json).table("table", "", "tfdml", "PyTorch", "ratio")
         row("a step, ms, in turns", f"{ours:.0f}", f"{theirs:.0f}", f"{ours / theirs:.2f}")
         print(f"losses of the first steps: {first}", flush=True)
@@ -222,7 +267,9 @@ def main():
 def whole(arguments, folder, drop_step, test_labels, peer, row):
     """Both trainings, one after the other, and what their embeddings find."""
     learner = make_learner(arguments.weights, drop_step)
-    images, labels = (np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels"))
+    images, labels = (
+        np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("images", "labels")
+    )
 
     def batches():
         for batch, own in zip(images, labels, strict=True):
@@ -233,10 +280,19 @@ def whole(arguments, folder, drop_step, test_labels, peer, row):
     _, ours, _ = time_call(learner.fit, source, epochs=1, verbose=0)
     theirs = peer.ask("train")["seconds"]
     test = np.load(folder / "test.npy")
-    embedded = {"tfdml": learner.predict(test, batch_size=100, verbose=0), "PyTorch": np.load(folder / "theirs.npy")}
+    embedded = {
+        "tfdml": learner.predict(test, batch_size=100, verbose=0),
+        "PyTorch": np.load(folder / "theirs.npy"),
+    }
     rates = [labels.size / duration for duration in (ours, theirs)]
-    row("images a second of the whole training", *(f"{rate:,.0f}" for rate in rates), f"{rates[0] / rates[1]:.2f}")
-    found = [tfdml.evaluation.evaluate_retrieval(vectors, test_labels) for vectors in embedded.values()]
+    row(
+        "images a second of the whole training",
+        *(f"{rate:,.0f}" for rate in rates),
+        f"{rates[0] / rates[1]:.2f}",
+    )
+    found = [
+        tfdml.evaluation.evaluate_retrieval(vectors, test_labels) for vectors in embedded.values()
+    ]
     for metric, name in (("recall@1", "Recall@1 on the unseen classes"), ("map@r", "MAP@R")):
         row(name, *(f"{100 * values[metric]:.1f}" for values in found), "")
 

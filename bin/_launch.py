@@ -1,4 +1,5 @@
-"""Finds the command of this checkout, and the environment that `make install` made if there is one."""
+"""Finds the command of this checkout, and the environment that `make install` made if there is
+one."""
 
 import os
 import sys

@@ -4,9 +4,9 @@
     python client.py --url=grpc://localhost:8500/embedder car.jpg van.png
     python client.py --url=http://localhost:8501/v1/models/retriever --k=5 car.jpg
 
-All images go out in one request, and one line of JSON comes back for each: `{"image": ..., "embedding": [...]}`, or
-its neighbors; or its `error`. The exit status is 0 where every image has its answer, 1 where one has not, 2 where the
-request has none.
+All images go out in one request, and one line of JSON comes back for each:
+`{"image": ..., "embedding": [...]}`, or its neighbors; or its `error`. The exit status is 0 where
+every image has its answer, 1 where one has not, 2 where the request has none.
 
 gRPC needs `pip install tensorflow-serving-api`; REST needs Python alone. In a program:
 
@@ -33,14 +33,18 @@ _ADDRESS = re.compile(
 
 
 class ServerError(Exception):
-    """The server refused the request, or did not answer it: `400: image_bytes[1] of 2: no bytes`."""
+    """The server refused the request, or did not answer it:
+    `400: image_bytes[1] of 2: no bytes`."""
 
 
-def predict(url: str, signature: str, inputs: dict[str, list], timeout: float = 20.0) -> dict[str, list]:
+def predict(
+    url: str, signature: str, inputs: dict[str, list], timeout: float = 20.0
+) -> dict[str, list]:
     """Return the outputs of a signature by name, a row for each row of the inputs.
 
     Args:
-        url: `grpc://host:port/NAME`, or `http://host:port/v1/models/NAME`; then `/VERSION` or `/versions/VERSION`.
+        url: `grpc://host:port/NAME`, or `http://host:port/v1/models/NAME`; then `/VERSION` or
+            `/versions/VERSION`.
         signature: Such as `embed_each`, whose `error` is empty where an image has its embedding.
         inputs: Columns of bytes, integers or lists of floats by name.
         timeout: Seconds that the server may take.
@@ -55,7 +59,9 @@ def predict(url: str, signature: str, inputs: dict[str, list], timeout: float = 
     return (_over_grpc if match["grpc"] else _over_rest)(match, signature, inputs, timeout)
 
 
-def _over_grpc(match: re.Match, signature: str, inputs: dict[str, list], timeout: float) -> dict[str, list]:
+def _over_grpc(
+    match: re.Match, signature: str, inputs: dict[str, list], timeout: float
+) -> dict[str, list]:
     try:
         import grpc
         import tensorflow as tf
@@ -77,16 +83,28 @@ def _over_grpc(match: re.Match, signature: str, inputs: dict[str, list], timeout
         except grpc.RpcError as error:
             raise ServerError(f"{error.code().name}: {_gist(error.details() or '')}") from None
     arrays = {name: tf.make_ndarray(tensor) for name, tensor in outputs.items()}
-    return {name: _texts(array.tolist()) if array.dtype == object else array.tolist() for name, array in arrays.items()}
+    return {
+        name: _texts(array.tolist()) if array.dtype == object else array.tolist()
+        for name, array in arrays.items()
+    }
 
 
 def _texts(value: list | bytes) -> list | str:
-    return [_texts(part) for part in value] if isinstance(value, list) else value.decode("utf-8", "replace")
+    return (
+        [_texts(part) for part in value]
+        if isinstance(value, list)
+        else value.decode("utf-8", "replace")
+    )
 
 
-def _over_rest(match: re.Match, signature: str, inputs: dict[str, list], timeout: float) -> dict[str, list]:
+def _over_rest(
+    match: re.Match, signature: str, inputs: dict[str, list], timeout: float
+) -> dict[str, list]:
     columns = {
-        name: [{"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value for value in values]
+        name: [
+            {"b64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+            for value in values
+        ]
         for name, values in inputs.items()
     }
     version = f"/versions/{match['version']}" if match["version"] else ""
@@ -102,7 +120,9 @@ def _over_rest(match: re.Match, signature: str, inputs: dict[str, list], timeout
             text = str(json.loads(text)["error"])
         raise ServerError(f"{error.code}: {_gist(text)}") from None
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
-        raise ServerError(f"no answer: {getattr(error, 'reason', None) or error or type(error).__name__}") from error
+        raise ServerError(
+            f"no answer: {getattr(error, 'reason', None) or error or type(error).__name__}"
+        ) from error
     # A single output comes without its name.
     return outputs if isinstance(outputs, dict) else {"embedding": outputs}
 
@@ -115,10 +135,14 @@ def _gist(text: str) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command line, and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", required=True, help="where the model is served")
     parser.add_argument("--k", type=int, default=0, help="search for so many neighbors; 0: embed")
-    parser.add_argument("--timeout", type=float, default=20.0, help="seconds that the server may take")
+    parser.add_argument(
+        "--timeout", type=float, default=20.0, help="seconds that the server may take"
+    )
     parser.add_argument("images", nargs="+", help="image files")
     args = parser.parse_args(argv)
     try:
@@ -130,7 +154,9 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     errors = outputs.pop("error", [""] * len(images))
     for row, (path, error) in enumerate(zip(args.images, errors, strict=True)):
-        answer = {"error": error} if error else {name: values[row] for name, values in outputs.items()}
+        answer = (
+            {"error": error} if error else {name: values[row] for name, values in outputs.items()}
+        )
         print(json.dumps({"image": path, **answer}), flush=True)
     return int(any(errors))
 

@@ -1,4 +1,5 @@
-"""What every part of the suite shares: fixtures, which cases are slow, and memory that is given back."""
+"""What every part of the suite shares: fixtures, which cases are slow, and memory that is given
+back."""
 
 import contextlib
 import ctypes
@@ -17,9 +18,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The folder with `data/` and `weights/`: TFDML_TEST_DATA, or `shared` next to the repository."""
+    """The folder with `data/` and `weights/`: TFDML_TEST_DATA, or `shared` next to the
+    repository."""
     named = os.environ.get("TFDML_TEST_DATA")
-    folder = pathlib.Path(named) if named else pathlib.Path(__file__).resolve().parents[2] / "shared"
+    folder = (
+        pathlib.Path(named) if named else pathlib.Path(__file__).resolve().parents[2] / "shared"
+    )
     if not (folder / "data").is_dir():
         pytest.skip("no folder with data/ and weights/: set TFDML_TEST_DATA")
     return folder
@@ -38,9 +42,11 @@ def policy(request):
 def pytest_collection_modifyitems(items):
     """Which cases are quick, and which read real images.
 
-    Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a file by XLA too.
+    Of the cases of a test that is marked `one_quick_case`, only the first is quick; of those of a
+    file by XLA too.
 
-    XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process ends.
+    XLA (`mode` is `"xla"`) takes a second or two, and its program stays in memory until the process
+    ends.
     """
     begun = set()
     for item in items:
@@ -69,7 +75,8 @@ def _hear_signals():
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_models(request):
-    """Give back what files' models and graphs took, once it is worth the second that a collection takes."""
+    """Give back what files' models and graphs took, once it is worth the second that a collection
+    takes."""
     yield
     last = request.session.items[-1].path == request.path
     if not last and "keras" in sys.modules and _resident_mb() > _LEFT_MB[0] + 150:

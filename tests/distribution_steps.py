@@ -2,10 +2,11 @@
 
     python -m tests.distribution_steps FOLDER CASES ...
 
-CASES are separated by commas, each "what/rows", e.g. "horde/19". A fork makes those of one argument, since graphs of
-both devices stay in memory until a process ends, and writes FOLDER/N.npz. It holds updates under "case|devices|index",
-the loss that `fit` reports under "case|devices|loss", that of `evaluate` for those in EVALUATED under
-"case|devices|evaluated loss", and what objectives observed under "case|devices|observed name".
+CASES are separated by commas, each "what/rows", e.g. "horde/19". A fork makes those of one
+argument, since graphs of both devices stay in memory until a process ends, and writes FOLDER/N.npz.
+It holds updates under "case|devices|index", the loss that `fit` reports under "case|devices|loss",
+that of `evaluate` for those in EVALUATED under "case|devices|evaluated loss", and what objectives
+observed under "case|devices|observed name".
 """
 
 import sys
@@ -21,8 +22,8 @@ from tests.models.networks import images, jrd, tiny_embedder, values
 from tfdml import layers, losses, models, objectives
 from tfdml.training import averaged, build_optimizer
 
-# Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19" means a step on
-# 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
+# Images of one step. Keras cannot begin with a batch of which replicas get unequal parts, so "19"
+# means a step on 5 + 5 images and one on 5 + 4, and "11" a last step on 1 + 0.
 BATCH = 10
 # What else `evaluate` computes is what `fit` does, but for statistics and regularizers.
 EVALUATED = ("contrastive", "am", "given", "jrd regularized", "ensemble", "curricular")
@@ -77,14 +78,20 @@ def tuned():
     model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), jrd())
     model.build((None, 12, 12, 3))
     rates = {"projection": 0.05, "objectives": 0.1}
-    model.compile(optimizer=build_optimizer("sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, ema=0.5))
+    model.compile(
+        optimizer=build_optimizer(
+            "sgd", model, 0.3, rates, weight_decay=0.1, clip_norm=0.2, ema=0.5
+        )
+    )
     return model
 
 
 def sampled():
     """With rows of proxies that each step draws."""
     proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 40, sample=0.3)
-    model = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    model = models.MetricLearner(
+        tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()]
+    )
     model.build((None, 12, 12, 3))
     model.compile(build_optimizer("sgd", model, 0.3, weight_decay=0.1, clip_norm=0.2, ema=0.5))
     return model
@@ -118,14 +125,20 @@ LEARNERS = {
     "horde": lambda: learner(
         [
             losses.ContrastiveLoss(1.3, "euclidean"),
-            objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 4, 300, reduce_to=4, weight=0.5),
+            objectives.HighOrderMomentLoss(
+                losses.ContrastiveLoss(1.3, "euclidean"), 4, 300, reduce_to=4, weight=0.5
+            ),
         ]
     ),
     "horde random": lambda: learner(
         [objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), 3, 8, mode="random")]
     ),
     "horde classes": lambda: learner(
-        [objectives.HighOrderMomentLoss(losses.AMSoftmaxLoss(), 3, 8, mode="independent", num_classes=3, weight=0.1)]
+        [
+            objectives.HighOrderMomentLoss(
+                losses.AMSoftmaxLoss(), 3, 8, mode="independent", num_classes=3, weight=0.1
+            )
+        ]
     ),
     "energy": lambda: learner(
         [
@@ -135,10 +148,17 @@ LEARNERS = {
         ]
     ),
     "density": lambda: learner(
-        [losses.ContrastiveLoss(1.3), objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5])]
+        [
+            losses.ContrastiveLoss(1.3),
+            objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5]),
+        ]
     ),
     "density hard": lambda: learner(
-        [objectives.DensityAdaptivity(3, reference_density=[1.0, 2.0, 0.5], constraint="hard", reduction="sum")]
+        [
+            objectives.DensityAdaptivity(
+                3, reference_density=[1.0, 2.0, 0.5], constraint="hard", reduction="sum"
+            )
+        ]
     ),
     "spread": lambda: learner(
         [
@@ -174,7 +194,10 @@ LEARNERS = {
         ]
     ),
     "learned": lambda: learner(
-        [objectives.LearnedMargin(3, beta=0.6, nu=0.1), objectives.RegularizedSoftTriple(3, 2, scale=5.0)]
+        [
+            objectives.LearnedMargin(3, beta=0.6, nu=0.1),
+            objectives.RegularizedSoftTriple(3, 2, scale=5.0),
+        ]
     ),
 }
 
@@ -191,23 +214,36 @@ def step(what, rows, strategy):
     labels, x = random_batch(1, rows, 3 if rows > 1 else 1, 8, unit=False)
     labels = np.arange(rows) if what.startswith("given") else labels
     if what in LEARNERS:
-        x = {"image": images(1, rows, "uint8"), "text": x} if what == "two views" else images(1, rows, "uint8")
+        x = (
+            {"image": images(1, rows, "uint8"), "text": x}
+            if what == "two views"
+            else images(1, rows, "uint8")
+        )
     with strategy.scope():
         model = make(what)
     before = values(model.trainable_variables)
     found = {}
     if what in EVALUATED:
-        found["evaluated loss"] = model.evaluate(x, labels, batch_size=BATCH, verbose=0, return_dict=True)["loss"]
+        found["evaluated loss"] = model.evaluate(
+            x, labels, batch_size=BATCH, verbose=0, return_dict=True
+        )["loss"]
     reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     found["loss"] = reported["loss"][-1]
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
-    observed |= {f"{o.name}_t": float(values([o.t])[0]) for o in getattr(model, "objectives", ()) if hasattr(o, "t")}
+    observed |= {
+        f"{o.name}_t": float(values([o.t])[0])
+        for o in getattr(model, "objectives", ())
+        if hasattr(o, "t")
+    }
     with averaged(model):
         after = values(model.trainable_variables)
     found |= {f"observed {name}": value for name, value in observed.items()}
     found |= {str(i): new - old for i, (new, old) in enumerate(zip(after, before, strict=True))}
     own = [o.network for o in getattr(model, "objectives", ()) if hasattr(o, "network")]
-    found |= {f"V {i}": value for i, value in enumerate(values([v for network in own for v in network.weights]))}
+    found |= {
+        f"V {i}": value
+        for i, value in enumerate(values([v for network in own for v in network.weights]))
+    }
     return found
 
 
@@ -232,7 +268,9 @@ def write(path, cases):
 
 def main(folder, *parts):
     for part, cases in enumerate(parts):
-        if any(worker_processes.wait([worker_processes.fork(write, f"{folder}/{part}.npz", cases)])):
+        if any(
+            worker_processes.wait([worker_processes.fork(write, f"{folder}/{part}.npz", cases)])
+        ):
             sys.exit(f"{cases} failed")
 
 

@@ -1,4 +1,5 @@
-"""Vectors whose distances float32 products lose: far ones among near ones, clusters far apart, copies, offsets."""
+"""Vectors whose distances float32 products lose: far ones among near ones, clusters far apart,
+copies, offsets."""
 
 import numpy as np
 

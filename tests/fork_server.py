@@ -1,10 +1,11 @@
-"""Runs commands and scripts, each in a process of its own as a user does, without importing TensorFlow for each.
+"""Runs commands and scripts, each in a process of its own as a user does, without importing
+TensorFlow for each.
 
     python -m tests.fork_server
 
-imports once what every command imports, draws the glyphs of a tiny run, forks for each request (a line of JSON on its
-standard input), and answers with a line that holds the exit status. What a fork must not inherit, TensorFlow's threads
-and devices, nobody has started.
+imports once what every command imports, draws the glyphs of a tiny run, forks for each request (a
+line of JSON on its standard input), and answers with a line that holds the exit status. What a fork
+must not inherit, TensorFlow's threads and devices, nobody has started.
 """
 
 import atexit
@@ -22,7 +23,9 @@ import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _IMPORTED = ("tensorflow", "keras", "faiss", "PIL.Image", "sklearn.metrics", "scipy.stats")
-_IMPORTED += tuple(f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training"))
+_IMPORTED += tuple(
+    f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training")
+)
 # The function that draws a glyph, with those that it has drawn.
 _DRAW: list = []
 
@@ -31,14 +34,19 @@ class ForkServer:
     """A process that holds what the commands import.
 
     Args:
-        python: The Python of an environment, which sees nothing of the checkout; None: this one, with the checkout.
+        python: The Python of an environment, which sees nothing of the checkout; None: this one,
+            with the checkout.
     """
 
     def __init__(self, python=None):
-        command = [str(python), "-I", __file__] if python else [sys.executable, "-m", "tests.fork_server"]
+        command = (
+            [str(python), "-I", __file__] if python else [sys.executable, "-m", "tests.fork_server"]
+        )
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True
+        )
         self._requests, self._answers, self._wait = process.stdin, process.stdout, process.wait
 
     def close(self):
@@ -106,7 +114,9 @@ def _become(request):
     for descriptor, path in zip((1, 2), request["paths"], strict=True):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(os.dup(n), "r" if n == 0 else "w") for n in range(3))
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(os.dup(n), "r" if n == 0 else "w") for n in range(3)
+    )
     signal.alarm(request["timeout"])
     importlib.import_module("tfdml.data.readers.glyphs").draw = _DRAW[0]
     program, *_ = sys.argv = request["command"]
@@ -116,7 +126,8 @@ def _become(request):
 
 
 def hear_signals():
-    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a shell SIGINT."""
+    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a
+    shell SIGINT."""
     handlers = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGTERM: signal.SIG_DFL,

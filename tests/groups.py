@@ -1,8 +1,10 @@
-"""Runs the tests by folder, each in a process of its own, two or three at a time and the longest first.
+"""Runs the tests by folder, each in a process of its own, two or three at a time and the longest
+first.
 
     python -m tests.groups "not slow" [GROUP ...]
 
-What most tests import is imported once, and each folder is a fork, which shows what it prints when it ends.
+What most tests import is imported once, and each folder is a fork, which shows what it prints when
+it ends.
 """
 
 import atexit
@@ -17,7 +19,8 @@ import pytest
 
 from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
 
-# The folders that are processes of their own, the longest first: a folder without those in it that are named as well.
+# The folders that are processes of their own, the longest first: a folder without those in it that
+# are named as well.
 GROUPS = (
     *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
     *("training", "backbones", "report", "embeddings"),
@@ -27,7 +30,8 @@ GROUPS = (
 # Whose processes mostly wait for one another: it takes half of a place, and is a third process.
 WAITING = ("cluster",)
 _PLACES = 5
-# pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in every process.
+# pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in
+# every process.
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")
 
 
@@ -40,7 +44,11 @@ def arguments(group):
     """Return the arguments of pytest for a group."""
     inside = f"tests/{group}".rstrip("/")
     others = (f"tests/{other}".rstrip("/") for other in GROUPS if other != group)
-    return [inside, *(f"--ignore={other}" for other in others if other.startswith(f"{inside}/")), *_PLUGINS]
+    return [
+        inside,
+        *(f"--ignore={other}" for other in others if other.startswith(f"{inside}/")),
+        *_PLUGINS,
+    ]
 
 
 def start(group, marks, log):

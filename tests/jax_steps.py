@@ -1,10 +1,12 @@
-"""Makes steps on Keras's JAX backend, on one device and on four logical ones, and writes what they give to a file.
+"""Makes steps on Keras's JAX backend, on one device and on four logical ones, and writes what they
+give to a file.
 
 KERAS_BACKEND=jax python -m tests.jax_steps OUT.npz
 
-OUT holds, per name of a step, the trained variables, "name|trained|index", the others, "name|state|index", and the
-logs, "name|log|key"; the bytes of a compiled step's temporary arrays, "memory|chunk|images"; and the shapes of what a
-device holds of proxies and of what the optimizer keeps of them, "name|part|index".
+OUT holds, per name of a step, the trained variables, "name|trained|index", the others,
+"name|state|index", and the logs, "name|log|key"; the bytes of a compiled step's temporary arrays,
+"memory|chunk|images"; and the shapes of what a device holds of proxies and of what the optimizer
+keeps of them, "name|part|index".
 """
 
 import contextlib
@@ -31,7 +33,9 @@ DEVICES, CLASSES = 4, 12
 # Objectives with proxies.
 PROXIES = {
     "am softmax": lambda: jrd(CLASSES),
-    "sub-center": lambda: [objectives.ProxyLoss(losses.SubCenterArcFaceLoss(8.0, 0.2), CLASSES, drop_highest=0.2)],
+    "sub-center": lambda: [
+        objectives.ProxyLoss(losses.SubCenterArcFaceLoss(8.0, 0.2), CLASSES, drop_highest=0.2)
+    ],
     "soft triple": lambda: [objectives.RegularizedSoftTriple(CLASSES, 2)],
     "drawn": lambda: [objectives.ProxyLoss(losses.AMSoftmaxLoss(), CLASSES, sample=0.5)],
 }
@@ -49,7 +53,9 @@ def every_term():
 
 def learner(chunk):
     keras.utils.set_random_seed(3)
-    model = models.MetricLearner(tiny_embedder(batch_norm="statistics"), every_term(), gradient_cache=chunk)
+    model = models.MetricLearner(
+        tiny_embedder(batch_norm="statistics"), every_term(), gradient_cache=chunk
+    )
     model.embedder.dense.kernel_regularizer = keras.regularizers.L2(0.1)
     model.build((None, SIZE, SIZE, 3))
     return model
@@ -65,13 +71,17 @@ def step(model, batch=None, optimizer=None):
 
 def values_by_name(model):
     arrays = {f"trained|{i}": value for i, value in enumerate(values(model.trainable_variables))}
-    return arrays | {f"state|{i}": value for i, value in enumerate(values(model.non_trainable_variables))}
+    return arrays | {
+        f"state|{i}": value for i, value in enumerate(values(model.non_trainable_variables))
+    }
 
 
 def half(chunk):
     with dtype_policy("mixed_float16"):
         model = learner(chunk)
-    return step(model, optimizer=keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=1024.0))
+    return step(
+        model, optimizer=keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=1024.0)
+    )
 
 
 def views(chunk):
@@ -82,7 +92,8 @@ def views(chunk):
 
 
 def through_all_chunks_at_once():
-    """The gradient that keeps the activations of all chunks, and the states after them, of a learner with draws."""
+    """The gradient that keeps the activations of all chunks, and the states after them, of a
+    learner with draws."""
     model, (labels, x) = random_learner(few=True), colored_batch()
     model.gradient_cache = 0
     states = list(model.non_trainable_variables)
@@ -90,8 +101,12 @@ def through_all_chunks_at_once():
     def loss(weights):
         mapping = zip(model.trainable_variables, weights, strict=True)
         with keras.StatelessScope(list(mapping)) as scope:
-            parts = [model(x[first : first + CHUNK], training=True) for first in range(0, len(x), CHUNK)]
-            whole = {name: keras.ops.concatenate([part[name] for part in parts]) for name in parts[0]}
+            parts = [
+                model(x[first : first + CHUNK], training=True) for first in range(0, len(x), CHUNK)
+            ]
+            whole = {
+                name: keras.ops.concatenate([part[name] for part in parts]) for name in parts[0]
+            }
             value = model.compute_loss(None, keras.ops.convert_to_tensor(labels), whole)
             return value, [scope.get_current_value(state) for state in states]
 
@@ -102,7 +117,8 @@ def through_all_chunks_at_once():
 
 
 def proxies_step(name):
-    """Two steps, of an optimizer with momentum, decay and averages; a checkpoint is loaded between them."""
+    """Two steps, of an optimizer with momentum, decay and averages; a checkpoint is loaded between
+    them."""
     keras.utils.set_random_seed(3)
     model = models.MetricLearner(tiny_embedder(), PROXIES[name]())
     model.build((None, SIZE, SIZE, 3))
@@ -125,11 +141,14 @@ def proxies_step(name):
     proxies = model.objectives[0].class_proxies.proxies
     kept = [v for v in (proxies, *optimizer.variables) if tuple(v.shape) == tuple(proxies.shape)]
     arrays |= {f"optimizer|{i}": value for i, value in enumerate(values(optimizer.variables))}
-    return arrays | {f"part|{i}": np.array(v.value.sharding.shard_shape(v.shape)) for i, v in enumerate(kept)}
+    return arrays | {
+        f"part|{i}": np.array(v.value.sharding.shard_shape(v.shape)) for i, v in enumerate(kept)
+    }
 
 
 def bytes_of_a_step(chunk, size, side=16):
-    """How many bytes of temporary arrays a step takes, of a network whose activations are most of them."""
+    """How many bytes of temporary arrays a step takes, of a network whose activations are most of
+    them."""
     x = inputs = keras.Input((None, None, 3))
     for _ in range(4):
         x = keras.layers.Conv2D(32, 3, padding="same", activation="relu")(x)
@@ -142,7 +161,9 @@ def bytes_of_a_step(chunk, size, side=16):
     groups = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
     state = [[variable.value for variable in group] for group in (*groups, model.metrics_variables)]
     batch = np.zeros((size, side, side, 3), "uint8"), np.arange(size) // 2
-    return jax.jit(model.train_step).lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+    return (
+        jax.jit(model.train_step).lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+    )
 
 
 def main(path):
@@ -170,9 +191,15 @@ def main(path):
     for name in PROXIES:
         add(name, lambda name=name: proxies_step(name))
         add(f"{name} on devices", lambda name=name: proxies_step(name), shared)
-    with shared.scope(), pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally; leave out 1"):
+    with (
+        shared.scope(),
+        pytest.raises(UserError, match="4 devices cannot share 1,001 classes equally; leave out 1"),
+    ):
         models.MetricLearner(tiny_embedder(), jrd(1001)).build((None, SIZE, SIZE, 3))
-    with shared.scope(), pytest.raises(UserError, match="`steps_per_execution=2` works on one device"):
+    with (
+        shared.scope(),
+        pytest.raises(UserError, match="`steps_per_execution=2` works on one device"),
+    ):
         models.MetricLearner(tiny_embedder(), jrd()).compile("sgd", steps_per_execution=2)
     for chunk, size in ((0, 32), (8, 32), (8, 64)):
         arrays[f"memory|{chunk}|{size}"] = np.array(bytes_of_a_step(chunk, size))

@@ -2,9 +2,9 @@
 
 KERAS_BACKEND=jax python -m tests.jax_values IN.npz OUT.npz
 
-IN holds labels, embedding, class, and the weights of each of `cases`, "name|index". OUT has for each "name|value" and
-"name|gradient", those of identical and of zero vectors, and "name|rounded", how many products of the program are not
-in full float32.
+IN holds labels, embedding, class, and the weights of each of `cases`, "name|index". OUT has for
+each "name|value" and "name|gradient", those of identical and of zero vectors, and "name|rounded",
+how many products of the program are not in full float32.
 """
 
 import sys
@@ -18,7 +18,11 @@ from tfdml import losses, models, objectives
 from tfdml.pairs import pairs_by_name
 
 # What floats merge, as a compiled step sees it.
-MERGED_LABELS = {"fractions": [0.5, 1.5] * 3, "missing": [0, 1, np.nan] * 2, "large": [1e8, 1e8 + 1] * 3}
+MERGED_LABELS = {
+    "fractions": [0.5, 1.5] * 3,
+    "missing": [0, 1, np.nan] * 2,
+    "large": [1e8, 1e8 + 1] * 3,
+}
 FAR_LABELS = np.array([2**53, 2**53 + 1, 2**53, 2**24, 2**24 + 1, 2**24])
 
 
@@ -27,13 +31,19 @@ def cases():
     from tests.objectives.cases import CASES, PATHS, Case
 
     memories = {
-        "cross batch": objectives.CrossBatchMemory(losses.ContrastiveLoss(1.0, "euclidean"), size=5),
-        "prism": objectives.Prism(losses.ContrastiveLoss(1.0, "euclidean"), 3, noise_rate=0.3, size=5),
+        "cross batch": objectives.CrossBatchMemory(
+            losses.ContrastiveLoss(1.0, "euclidean"), size=5
+        ),
+        "prism": objectives.Prism(
+            losses.ContrastiveLoss(1.0, "euclidean"), 3, noise_rate=0.3, size=5
+        ),
     }
     for objective in memories.values():
         objective.build({"embedding": (None, 4)})
         objective.remember({"embedding": np.eye(4, dtype="float32")[:3]}, np.arange(3))
-    return {name: CASES[name] for name in PATHS} | {name: Case(made, None) for name, made in memories.items()}
+    return {name: CASES[name] for name in PATHS} | {
+        name: Case(made, None) for name, made in memories.items()
+    }
 
 
 def function_of(case, labels):
@@ -56,7 +66,9 @@ def fit_sampled():
     from tests.models.networks import images, tiny_embedder, values
 
     proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), 30, sample=0.4)
-    learner = models.MetricLearner(tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()])
+    learner = models.MetricLearner(
+        tiny_embedder(), [proxies, objectives.JointRepresentationSimilarity()]
+    )
     learner.build((None, 12, 12, 3))
     learner.compile("sgd")
     (before,) = values(proxies.drawn_weights)
@@ -79,7 +91,8 @@ def fit_together():
 
 
 def lost_by_a_failing_step():
-    """How many weights a plain model and a learner lack after a step that fails as it is compiled."""
+    """How many weights a plain model and a learner lack after a step that fails as it is
+    compiled."""
     from tests.models.networks import colored_batch, tiny_embedder
 
     def planted(labels, x):
@@ -89,8 +102,12 @@ def lost_by_a_failing_step():
 
     labels, x = colored_batch()
     with pytest.raises(tfdml.UserError, match="labels must fit int32 on JAX"):
-        models.MetricLearner(tiny_embedder(), planted).fit(x, labels.astype("int64") + 2**40, verbose=0)
-    plain = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(2)])
+        models.MetricLearner(tiny_embedder(), planted).fit(
+            x, labels.astype("int64") + 2**40, verbose=0
+        )
+    plain = keras.Sequential(
+        [keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(2)]
+    )
     plain.compile("sgd", planted)
     learner = models.MetricLearner(tiny_embedder(), planted)
     learner.compile("sgd")
@@ -98,7 +115,9 @@ def lost_by_a_failing_step():
         model.fit(x, labels, verbose=0)
         with pytest.raises(ZeroDivisionError):
             model.fit(x[::2][:5], labels[::2][:5], verbose=0)
-    return np.array([sum(weight._value is None for weight in model.weights) for model in (plain, learner)])
+    return np.array(
+        [sum(weight._value is None for weight in model.weights) for model in (plain, learner)]
+    )
 
 
 def main(source, target):
@@ -113,15 +132,31 @@ def main(source, target):
         for i, weight in enumerate(case.objective.weights):
             weight.assign(given[f"{name}|{i}"])
         program = jax.value_and_grad(function_of(case, labels))
-        for prefix, vectors in (("", x), ("identical ", np.ones_like(x)), ("zero ", np.zeros_like(x))):
+        for prefix, vectors in (
+            ("", x),
+            ("identical ", np.ones_like(x)),
+            ("zero ", np.zeros_like(x)),
+        ):
             value, gradient = jax.jit(program)(vectors)
-            arrays |= {f"{prefix}{name}|value": np.asarray(value), f"{prefix}{name}|gradient": np.asarray(gradient)}
+            arrays |= {
+                f"{prefix}{name}|value": np.asarray(value),
+                f"{prefix}{name}|gradient": np.asarray(gradient),
+            }
         written = str(jax.make_jaxpr(program)(x))
-        arrays[f"{name}|rounded"] = np.array(written.count("dot_general[") - written.count("(Precision.HIGHEST, "))
+        arrays[f"{name}|rounded"] = np.array(
+            written.count("dot_general[") - written.count("(Precision.HIGHEST, ")
+        )
     for name, merged in MERGED_LABELS.items():
-        for kind, loss in (("embedding", losses.ContrastiveLoss()), ("class", losses.NormSoftmaxLoss())):
-            arrays[f"merged|{kind} {name}"] = np.asarray(jax.jit(loss)(np.array(merged, "float32"), given[kind]))
-    arrays["whole floats"] = np.asarray(jax.jit(losses.ContrastiveLoss())(labels.astype("float32"), x))
+        for kind, loss in (
+            ("embedding", losses.ContrastiveLoss()),
+            ("class", losses.NormSoftmaxLoss()),
+        ):
+            arrays[f"merged|{kind} {name}"] = np.asarray(
+                jax.jit(loss)(np.array(merged, "float32"), given[kind])
+            )
+    arrays["whole floats"] = np.asarray(
+        jax.jit(losses.ContrastiveLoss())(labels.astype("float32"), x)
+    )
     arrays["far|loss"] = np.asarray(losses.ContrastiveLoss()(FAR_LABELS, x))
     far = objectives.JointRepresentationSimilarity("embedding")({"embedding": x}, FAR_LABELS)
     arrays["far|jrs"] = np.asarray(far)
@@ -130,9 +165,14 @@ def main(source, target):
     arrays["lost"] = lost_by_a_failing_step()
     rank_mi = every["mutual information"].objective
     loss = statistics_of(rank_mi, labels, x)
-    value, gradients = jax.jit(jax.value_and_grad(loss))([weight.value for weight in rank_mi.network.weights])
+    value, gradients = jax.jit(jax.value_and_grad(loss))(
+        [weight.value for weight in rank_mi.network.weights]
+    )
     arrays["rank mi statistics|value"] = np.asarray(value)
-    arrays |= {f"rank mi statistics|gradient {i}": np.asarray(gradient) for i, gradient in enumerate(gradients)}
+    arrays |= {
+        f"rank mi statistics|gradient {i}": np.asarray(gradient)
+        for i, gradient in enumerate(gradients)
+    }
     np.savez(target, **arrays)
 
 

@@ -6,7 +6,9 @@ import os
 import pytest
 
 # KerasHub is imported by the tests that need it: it takes 150 MB.
-has_keras_hub = pytest.mark.skipif(not importlib.util.find_spec("keras_hub"), reason="pip install 'tfdml[hub]'")
+has_keras_hub = pytest.mark.skipif(
+    not importlib.util.find_spec("keras_hub"), reason="pip install 'tfdml[hub]'"
+)
 
 # Quick to compile rather than quick to run.
 QUICK_XLA = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -14,7 +16,8 @@ JAX = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu", "XLA_FLAGS"
 
 
 def first_quick(values):
-    """The values as parameters of which all but the first are slow: cases that differ little, and cost seconds each."""
+    """The values as parameters of which all but the first are slow: cases that differ little, and
+    cost seconds each."""
     first, *others = values
     rows = [value if isinstance(value, tuple) else (value,) for value in others]
     return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]

@@ -18,11 +18,19 @@ BASES = ("PairLoss", "ClassSimilarityLoss", "Objective")
 
 def public_classes(package):
     """Name -> class of what a package exports, without the base classes."""
-    return {name: cls for name, cls in inspect.getmembers(package, inspect.isclass) if name not in BASES}
+    return {
+        name: cls for name, cls in inspect.getmembers(package, inspect.isclass) if name not in BASES
+    }
 
 
 # What a class cannot be made without.
-_REQUIRED = {"num_classes": 3, "loss": losses.ContrastiveLoss(), "dim": 2, "dims": [1, 2], "pairs": [(0, 1, 1)]}
+_REQUIRED = {
+    "num_classes": 3,
+    "loss": losses.ContrastiveLoss(),
+    "dim": 2,
+    "dims": [1, 2],
+    "pairs": [(0, 1, 1)],
+}
 
 
 def required_arguments(cls):
@@ -45,14 +53,16 @@ def random_batch(seed=0, size=8, classes=3, dim=5, unit=True):
 
 
 def given_pairs(size):
-    """Half of the pairs of images 0 .. size - 1, a third of which are similar; the others are unknown."""
+    """Half of the pairs of images 0 .. size - 1, a third of which are similar; the others are
+    unknown."""
     generator, pairs = np.random.default_rng(2), np.argwhere(np.triu(np.ones((size, size)), 1))
     known = generator.permutation(pairs)[::2]
     return GivenPairs(np.column_stack([known, np.arange(len(known)) % 3 == 0]))
 
 
 def degenerate_batches(dim=4):
-    """Name -> (labels, vectors) in which something that a loss divides by, or differentiates at, is missing."""
+    """Name -> (labels, vectors) in which something that a loss divides by, or differentiates at, is
+    missing."""
     labels, x = random_batch(seed=7, size=6, classes=3, dim=dim)
     zero = x.copy()
     zero[1] = 0.0
@@ -75,7 +85,8 @@ DEGENERATE = tuple(degenerate_batches())
 
 
 def value_and_gradients(function, *arrays, mode="eager", weights=()):
-    """The value of function(*arrays) and its gradient with respect to each, and to each of the weights, as NumPy.
+    """The value of function(*arrays) and its gradient with respect to each, and to each of the
+    weights, as NumPy.
 
     `mode` is "eager", "graph" (tf.function) or "xla" (tf.function with jit_compile=True).
     """
@@ -87,7 +98,9 @@ def value_and_gradients(function, *arrays, mode="eager", weights=()):
                 tape.watch(tensor)
             value = function(*tensors)
         sources = [*tensors, *variables]
-        gradients = tape.gradient(value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        gradients = tape.gradient(
+            value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         return value, gradients
 
     if mode != "eager":
@@ -97,7 +110,8 @@ def value_and_gradients(function, *arrays, mode="eager", weights=()):
 
 
 def finite_differences(function, *arrays):
-    """The gradient of a float64 reference with respect to each of its arrays, by central differences."""
+    """The gradient of a float64 reference with respect to each of its arrays, by central
+    differences."""
     arrays = [np.array(array, np.float64) for array in arrays]
     gradients = []
     for array in arrays:
@@ -120,8 +134,12 @@ def related(loss, relation):
 
 
 def assert_close(actual, expected, relative=1e-5, floor=0.0):
-    """Differ by at most `relative` of the largest expected entry (or by `floor`, where all of them vanish)."""
-    actual, expected = np.asarray(keras.ops.convert_to_numpy(actual), np.float64), np.asarray(expected, np.float64)
+    """Differ by at most `relative` of the largest expected entry (or by `floor`, where all of them
+    vanish)."""
+    actual, expected = (
+        np.asarray(keras.ops.convert_to_numpy(actual), np.float64),
+        np.asarray(expected, np.float64),
+    )
     assert actual.shape == expected.shape
     assert np.all(np.isfinite(actual)), actual
     error = np.max(np.abs(actual - expected), initial=0.0)

@@ -1,4 +1,5 @@
-"""Replicas played one after another in one process: what a distributed step computes, without a second device."""
+"""Replicas played one after another in one process: what a distributed step computes, without a
+second device."""
 
 from unittest import mock
 
@@ -17,7 +18,8 @@ class _Context:
         self.given, self.known = [[] for _ in range(count)], None
 
     def all_gather(self, x, axis):
-        """What all gave at this turn of the round before; in the first round, its own in the place of the others."""
+        """What all gave at this turn of the round before; in the first round, its own in the place
+        of the others."""
         assert axis == 0
         given = self.given[self.replica_id_in_sync_group]
         given.append(x)
@@ -30,17 +32,21 @@ class _Context:
         if self.known is None:
             return False
         turns = [
-            turn for now, before in zip(self.given, self.known, strict=True) for turn in zip(now, before, strict=True)
+            turn
+            for now, before in zip(self.given, self.known, strict=True)
+            for turn in zip(now, before, strict=True)
         ]
         return all(a.shape == b.shape and np.array_equal(a, b) for a, b in turns)
 
 
 def play(function, *parts):
-    """`[function(*part) for part in parts]`, each called as if on a replica of its own, all at once.
+    """`[function(*part) for part in parts]`, each called as if on a replica of its own, all at
+    once.
 
-    In each round every call notes what it gives to the others, and takes what they gave in the round before, until that
-    changes no more: what is gathered may depend on what was gathered earlier. Under one gradient tape the gradient of
-    the results' sum is what a distribution strategy's optimizer gets.
+    In each round every call notes what it gives to the others, and takes what they gave in the
+    round before, until that changes no more: what is gathered may depend on what was gathered
+    earlier. Under one gradient tape the gradient of the results' sum is what a distribution
+    strategy's optimizer gets.
     """
     context = _Context(len(parts))
     with mock.patch.object(replicas, "_context", return_value=context):
@@ -55,7 +61,8 @@ def play(function, *parts):
 
 
 def sum_and_gradient(function, arrays, sizes):
-    """The sum of what replicas of these sizes compute from their rows, and its gradient to the last array.
+    """The sum of what replicas of these sizes compute from their rows, and its gradient to the last
+    array.
 
     Args:
         function: From rows of the arrays to a scalar.
@@ -66,6 +73,8 @@ def sum_and_gradient(function, arrays, sizes):
     with tf.GradientTape() as tape:
         x = tf.constant(x)
         tape.watch(x)
-        parts = list(zip(*(tf.split(tf.constant(array), sizes) for array in (*others, x)), strict=True))
+        parts = list(
+            zip(*(tf.split(tf.constant(array), sizes) for array in (*others, x)), strict=True)
+        )
         total = tf.add_n(play(function, *parts)) if len(sizes) > 1 else function(*parts[0])
     return total.numpy(), tape.gradient(total, x).numpy()

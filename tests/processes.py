@@ -23,6 +23,14 @@ def run_python(*words, environment=(), cwd=ROOT, timeout=1800, status=0):
     """
     command = [sys.executable, *map(str, words)]
     variables = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **dict(environment)}
-    done = subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, check=False)
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert done.returncode == status, done.stdout[-1000:] + done.stderr[-3000:]
     return done

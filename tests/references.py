@@ -1,4 +1,5 @@
-"""Slow float64 references with plain loops, written from the papers' formulas; nothing here imports tfdml."""
+"""Slow float64 references with plain loops, written from the papers' formulas; nothing here imports
+tfdml."""
 
 import math
 
@@ -46,7 +47,9 @@ def matrix(function, x, y=None):
 
 def positive_pairs(labels):
     n = len(labels)
-    return [(i, j) for i in range(n) for j in range(n) if i != j and int(labels[i]) == int(labels[j])]
+    return [
+        (i, j) for i in range(n) for j in range(n) if i != j and int(labels[i]) == int(labels[j])
+    ]
 
 
 def negative_pairs(labels):
@@ -68,7 +71,8 @@ def softplus(x):
 
 
 def contrastive(labels, x, margin=1.0, kind="sqeuclidean", average="active", reduction="mean"):
-    """Hadsell et al. 2006; DML-DA eq. 2: d over positives, [margin - d]_+ over negatives, ordered pairs."""
+    """Hadsell et al. 2006; DML-DA eq. 2: d over positives, [margin - d]_+ over negatives, ordered
+    pairs."""
     pulls = [distance(x[i], x[j], kind) for i, j in positive_pairs(labels)]
     pushes = [max(margin - distance(x[i], x[j], kind), 0.0) for i, j in negative_pairs(labels)]
     if reduction == "sum":
@@ -79,7 +83,8 @@ def contrastive(labels, x, margin=1.0, kind="sqeuclidean", average="active", red
 
 
 def cosine_contrastive(labels, x, margin=0.5, reduction="mean"):
-    """HORDE's public code: (s - 1)^2 / 2 over positives, [s - margin]_+ / 2 over the active negatives."""
+    """HORDE's public code: (s - 1)^2 / 2 over positives, [s - margin]_+ / 2 over the active
+    negatives."""
     pulls = [(cosine(x[i], x[j]) - 1.0) ** 2 / 2 for i, j in positive_pairs(labels)]
     pushes = [max(cosine(x[i], x[j]) - margin, 0.0) / 2 for i, j in negative_pairs(labels)]
     if reduction == "sum":
@@ -91,7 +96,9 @@ def binomial(labels, x, alpha=2.0, beta=0.5, cost=25.0, reduction="mean"):
     """ECAML eq. 10 on cosines, the cost inside the exponent."""
     over = total if reduction == "sum" else mean
     pulls = [softplus(-alpha * (cosine(x[i], x[j]) - beta)) for i, j in positive_pairs(labels)]
-    pushes = [softplus(alpha * cost * (cosine(x[i], x[j]) - beta)) for i, j in negative_pairs(labels)]
+    pushes = [
+        softplus(alpha * cost * (cosine(x[i], x[j]) - beta)) for i, j in negative_pairs(labels)
+    ]
     return over(pulls) + over(pushes)
 
 
@@ -116,7 +123,8 @@ def class_similarities(x, proxies):
 
 
 def bandwidth(x, y=None, kind=squared_distance):
-    """JRD sec. 5.1: the mean distance in the exponent, between different images; 1 if all coincide."""
+    """JRD sec. 5.1: the mean distance in the exponent, between different images; 1 if all
+    coincide."""
     distances = matrix(kind, x, y)
     tau = mean(distances[~np.eye(len(x), dtype=bool)] if y is None else distances.ravel())
     return tau if tau > 0 else 1.0
@@ -150,22 +158,26 @@ def exponential(x, y=None):
 
 
 def joint_representation_similarity(labels, grams, reduction="mean"):
-    """JRD eq. 9 and 11: the product of the levels' kernels over ordered pairs of different class."""
+    """JRD eq. 9 and 11: the product of the levels' kernels over ordered pairs of different
+    class."""
     values = [math.prod(float(gram[i, j]) for gram in grams) for i, j in negative_pairs(labels)]
     return total(values) if reduction == "sum" else mean(values)
 
 
 def joint_exponential(labels, levels):
-    """The logarithm of eq. 11 with exp(x . x') on every level, by the largest term, so that it may have any size."""
+    """The logarithm of eq. 11 with exp(x . x') on every level, by the largest term, so that it may
+    have any size."""
     exponents = [sum(dot(x[i], x[j]) for x in levels) for i, j in negative_pairs(labels)]
     return max(exponents) + math.log(mean([math.exp(e - max(exponents)) for e in exponents]))
 
 
 def intra_class_penalty(labels, x, reduction="sum"):
-    """JRD eq. 4, without alpha: minus, for each class, the mean over its pairs of exp(-|x_i - x_j|^2 / 2)."""
+    """JRD eq. 4, without alpha: minus, for each class, the mean over its pairs of exp(-|x_i -
+    x_j|^2 / 2)."""
     pairs = positive_pairs(labels)
     classes = sorted({int(labels[i]) for i, _ in pairs})
     values = [
-        mean([math.exp(-squared_distance(x[i], x[j]) / 2) for i, j in pairs if int(labels[i]) == c]) for c in classes
+        mean([math.exp(-squared_distance(x[i], x[j]) / 2) for i, j in pairs if int(labels[i]) == c])
+        for c in classes
     ]
     return -(total(values) if reduction == "sum" else mean(values))

@@ -33,9 +33,13 @@ def unit(x):
 
 
 def embeddings(features, projections, dense, orders, mode="cascaded", reduction=None):
-    """Order -> unit vectors (B, d'), through the matrices of `dense` (d, d'), one for each order, or none."""
+    """Order -> unit vectors (B, d'), through the matrices of `dense` (d, d'), one for each order,
+    or none."""
     if reduction is not None:
         features = np.asarray(features, np.float64) @ np.asarray(reduction, np.float64)
     found = moments(features, projections, orders, mode)
     matrices = dense or [np.eye(found[orders[0]].shape[1])] * len(orders)
-    return {k: unit(found[k] @ np.asarray(matrix, np.float64)) for k, matrix in zip(orders, matrices, strict=True)}
+    return {
+        k: unit(found[k] @ np.asarray(matrix, np.float64))
+        for k, matrix in zip(orders, matrices, strict=True)
+    }

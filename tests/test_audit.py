@@ -17,7 +17,9 @@ def clusters(sizes, seed=0, dim=16, spread=0.25):
     """Embeddings around random directions, and their labels."""
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    return rng.normal(size=(len(sizes), dim))[labels] + spread * rng.normal(size=(len(labels), dim)), labels
+    return rng.normal(size=(len(sizes), dim))[labels] + spread * rng.normal(
+        size=(len(labels), dim)
+    ), labels
 
 
 def table(labels, roles=None, names=None, class_names=None):
@@ -60,14 +62,23 @@ PAIRS = {
 def test_a_copy_is_dropped_and_another_product_is_not(pair):
     change, action = PAIRS[pair]
     pictures = [np.asarray(image) for image in (carton(1), change(carton(1)))]
-    found = audit(np.eye(2), table([0, 0]), pictures.__getitem__, min_correlation=0.0).of("duplicate")
-    assert [finding.action for finding in found] == ["keep" if action == "drop" else "check", action]
+    found = audit(np.eye(2), table([0, 0]), pictures.__getitem__, min_correlation=0.0).of(
+        "duplicate"
+    )
+    assert [finding.action for finding in found] == [
+        "keep" if action == "drop" else "check",
+        action,
+    ]
 
 
 def actions_of(monkeypatch, count, pairs, scores, roles=None):
     """What becomes of images of which these pairs are alike, and by which other image."""
-    monkeypatch.setattr("tfdml.audit.near_duplicates", lambda *_, **__: (np.array(pairs), np.array(scores)))
-    found = audit(np.eye(count), table(np.zeros(count, int), roles), lambda row: None).of("duplicate")
+    monkeypatch.setattr(
+        "tfdml.audit.near_duplicates", lambda *_, **__: (np.array(pairs), np.array(scores))
+    )
+    found = audit(np.eye(count), table(np.zeros(count, int), roles), lambda row: None).of(
+        "duplicate"
+    )
     return {finding.row: (finding.action, finding.other, finding.score) for finding in found}
 
 
@@ -96,7 +107,12 @@ def test_each_drop_has_its_own_pair_with_what_stays(monkeypatch, seed):
 def test_without_images_only_the_same_vector_is_dropped():
     x = np.array([[1.0, 0.0, 0.0], [1.0, 0.05, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 2.0]])
     found = audit(x, table([0, 0, 1, 1])).of("duplicate")
-    assert {finding.row: finding.action for finding in found} == {0: "check", 1: "check", 2: "keep", 3: "drop"}
+    assert {finding.row: finding.action for finding in found} == {
+        0: "check",
+        1: "check",
+        2: "keep",
+        3: "drop",
+    }
 
 
 def test_groups_are_connected_and_say_what_they_lie_across():
@@ -155,7 +171,18 @@ def test_outliers_as_scikit_learn_finds_them():
     assert [f.row for f in found][:1] == [40]
 
 
-NAMES = ["=1+1.jpg", " =1+1.jpg", "+a", "-a", "@a", "\ta", "'a", 'a,b;c\n"d".jpg', "é.jpg", "<script>"]
+NAMES = [
+    "=1+1.jpg",
+    " =1+1.jpg",
+    "+a",
+    "-a",
+    "@a",
+    "\ta",
+    "'a",
+    'a,b;c\n"d".jpg',
+    "é.jpg",
+    "<script>",
+]
 
 
 def test_names_survive_a_spreadsheet(tmp_path):
@@ -168,7 +195,12 @@ def test_names_survive_a_spreadsheet(tmp_path):
     # As another program saves it: other order, delimiter and line ends, without a byte-order mark.
     with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, delimiter=";", lineterminator="\n").writerows(
-            [["note", "Action", "IMAGE"], *([1, " DROP ", cell] for cell in cells), ["", "keep", "other"], []]
+            [
+                ["note", "Action", "IMAGE"],
+                *([1, " DROP ", cell] for cell in cells),
+                ["", "keep", "other"],
+                [],
+            ]
         )
     assert read_drops(path) == tuple(NAMES)
     path.write_text("image\na")

@@ -27,8 +27,12 @@ def clusters(seed, classes, per_class=6, dim=5):
 
 def small_model():
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.UnitNormalization()])
-    model.compile(keras.optimizers.Adam(0.02), loss=tfdml.losses.ContrastiveLoss(), run_eagerly=EAGERLY)
+    model = keras.Sequential(
+        [keras.Input((5,)), keras.layers.Dense(3), keras.layers.UnitNormalization()]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.02), loss=tfdml.losses.ContrastiveLoss(), run_eagerly=EAGERLY
+    )
     return model
 
 
@@ -49,10 +53,18 @@ def test_logs_hold_what_evaluate_retrieval_gives_of_the_weights_of_the_epoch():
     class Reference(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             vectors = keras.ops.convert_to_numpy(self.model(x))
-            expected.append(tfdml.evaluation.evaluate_retrieval(vectors, y, ks=(1, 2), metrics=("recall", "map@r")))
+            expected.append(
+                tfdml.evaluation.evaluate_retrieval(
+                    vectors, y, ks=(1, 2), metrics=("recall", "map@r")
+                )
+            )
 
     history = fit(model, [RetrievalEvaluation(x, y, ks=(1, 2), batch_size=5), Reference()]).history
-    assert {name for name in history if name.startswith("val_")} == {"val_recall@1", "val_recall@2", "val_map@r"}
+    assert {name for name in history if name.startswith("val_")} == {
+        "val_recall@1",
+        "val_recall@2",
+        "val_map@r",
+    }
     for name in ("recall@1", "recall@2", "map@r"):
         assert history[f"val_{name}"] == [values[name] for values in expected]
     assert len(set(history["val_map@r"])) > 1
@@ -63,7 +75,9 @@ def test_batches_give_what_the_arrays_give_and_a_gallery_is_searched():
     expected = RetrievalEvaluation(x, y).evaluate(model)
     assert RetrievalEvaluation([(x[:9], y[:9, None]), (x[9:], y[9:])]).evaluate(model) == expected
     rows = np.arange(len(y)) % 2 == 0
-    found = RetrievalEvaluation(x[rows], y[rows], gallery=x[~rows], gallery_labels=y[~rows]).evaluate(model)
+    found = RetrievalEvaluation(
+        x[rows], y[rows], gallery=x[~rows], gallery_labels=y[~rows]
+    ).evaluate(model)
     vectors = keras.ops.convert_to_numpy(model(x))
     expected = tfdml.evaluation.evaluate_retrieval(
         vectors[rows], y[rows], vectors[~rows], y[~rows], metrics=["recall@1", "map@r"]
@@ -90,7 +104,11 @@ def test_a_metric_learner_is_measured_by_its_embedder():
 
 def test_what_cannot_be_measured_is_refused_before_training():
     x, y = HELD_OUT
-    cases = [({"x": x}, "`y`"), ({"x": x, "y": y, "ks": (24,)}, "recall@24"), ({"x": iter([HELD_OUT])}, "generator")]
+    cases = [
+        ({"x": x}, "`y`"),
+        ({"x": x, "y": y, "ks": (24,)}, "recall@24"),
+        ({"x": iter([HELD_OUT])}, "generator"),
+    ]
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -127,8 +145,13 @@ def with_averages(order, tmp_path, **options):
         "save": keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.keras")),
     }
     history = fit(model, [callbacks[name] for name in order], **options).history["val_map@r"]
-    saved = [keras.saving.load_model(tmp_path / f"{epoch + 1}.keras", compile=False) for epoch in range(len(history))]
-    return history, [RetrievalEvaluation(x, y, metrics=("map@r",)).evaluate(one)["map@r"] for one in saved]
+    saved = [
+        keras.saving.load_model(tmp_path / f"{epoch + 1}.keras", compile=False)
+        for epoch in range(len(history))
+    ]
+    return history, [
+        RetrievalEvaluation(x, y, metrics=("map@r",)).evaluate(one)["map@r"] for one in saved
+    ]
 
 
 def test_the_logged_metrics_are_those_of_the_averages_that_are_saved(tmp_path):

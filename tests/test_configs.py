@@ -1,4 +1,5 @@
-"""Every flag file of `configs` and row of `papers.txt` builds, has what its paper prints, and takes a step."""
+"""Every flag file of `configs` and row of `papers.txt` builds, has what its paper prints, and takes
+a step."""
 
 import dataclasses
 import gc
@@ -16,7 +17,9 @@ from tfdml.expressions import parse_sum
 from tfdml.flags import read_flag_files
 from tfdml.training.images import make_sampler, make_transforms
 
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes")
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes"
+)
 SIZE = 64
 
 
@@ -36,7 +39,11 @@ def characters():
     return data.load("glyphs", images_per_class=10, size=SIZE).contiguous()
 
 
-HONEST = [path for path in CONFIGS if path.parent.name == "small" or path.stem in ("quickstart", "cars_jrd_small")]
+HONEST = [
+    path
+    for path in CONFIGS
+    if path.parent.name == "small" or path.stem in ("quickstart", "cars_jrd_small")
+]
 
 
 def test_flag_files_take_nothing_from_a_recipe_and_small_runs_choose_their_epoch_on_held_out_classes():
@@ -44,13 +51,29 @@ def test_flag_files_take_nothing_from_a_recipe_and_small_runs_choose_their_epoch
         flags = read_flag_files([f"--flagfile={path}"])
         assert "--recipe=none" in flags, path
         if path in HONEST:
-            assert {"--holdout_classes=0.1", "--holdout_sampling=stratified", "--selection=validation"} <= set(flags)
+            assert {
+                "--holdout_classes=0.1",
+                "--holdout_sampling=stratified",
+                "--selection=validation",
+            } <= set(flags)
 
 
 # What the papers print: Recall@1 in percent, settings, and the factor and arguments of each term.
-JRD = {"learning_rate": 1e-4, "embedding_dim": 512, "drop_factor": 0.1, "batch_norm": "frozen", "sampling": "shuffle"}
+JRD = {
+    "learning_rate": 1e-4,
+    "embedding_dim": 512,
+    "drop_factor": 0.1,
+    "batch_norm": "frozen",
+    "sampling": "shuffle",
+}
 JRD_SHORT = {**JRD, "objective_rate": 1e-2, "epochs": 50, "drop_epochs": "20,40"}
-ECAML = {"learning_rate": 1e-5, "projection_rate": 1e-4, "weight_decay": 2e-4, "embedding_dim": 512, "image_size": 227}
+ECAML = {
+    "learning_rate": 1e-5,
+    "projection_rate": 1e-4,
+    "weight_decay": 2e-4,
+    "embedding_dim": 512,
+    "image_size": 227,
+}
 ECAML |= {"classes_per_batch": 64, "images_per_class": 2, "steps_per_epoch": 500}
 ECAML_CARS = {**ECAML, "epochs": 20}
 HORDE = {"image_size": 256, "resize": 256, "embedding_dim": 512}
@@ -77,8 +100,16 @@ def _jrd(margin, alpha):
 PRINTED = {
     "cub_jrd": (67.9, {**JRD_SHORT, "batch_size": 100}, _jrd(0.1, 1)),
     "cars_jrd": (84.7, {**JRD_SHORT, "batch_size": 50}, _jrd(0.05, 1)),
-    "sop_jrd": (79.2, {**JRD, "batch_size": 120, "objective_rate": 0.1, "epochs": 80}, _jrd(0.1, 0.4)),
-    "inshop_jrd": (None, {**JRD, "batch_size": 120, "objective_rate": 0.1, "epochs": 80}, _jrd(0.1, 0.4)),
+    "sop_jrd": (
+        79.2,
+        {**JRD, "batch_size": 120, "objective_rate": 0.1, "epochs": 80},
+        _jrd(0.1, 0.4),
+    ),
+    "inshop_jrd": (
+        None,
+        {**JRD, "batch_size": 120, "objective_rate": 0.1, "epochs": 80},
+        _jrd(0.1, 0.4),
+    ),
     "cub_ecaml": (55.7, {**ECAML, "epochs": 10}, {"ecaml": (0.13, {})}),
     "cars_ecaml": (84.5, ECAML_CARS, {"ecaml": (0.13, {})}),
     "sop_ecaml": (71.3, {**ECAML, "epochs": 40}, {"ecaml": (0.013, {})}),
@@ -86,7 +117,11 @@ PRINTED = {
     "cars_ecaml_triplet": (81.0, ECAML_CARS, TRIPLET),
     "cars_ecaml_npair": (80.4, ECAML_CARS, {"ecaml": (0.3, {})}),
     # The authors' code has batches of 65 classes here.
-    "cars_ecaml_triplet_authors": (81.0, {**ECAML_CARS, "classes_per_batch": 65}, {**SQUARED, "ecaml": (0.02, {})}),
+    "cars_ecaml_triplet_authors": (
+        81.0,
+        {**ECAML_CARS, "classes_per_batch": 65},
+        {**SQUARED, "ecaml": (0.02, {})},
+    ),
     "cub_horde": (58.3, HORDE_SMALL, FIVE),
     "cars_horde": (81.5, HORDE_SMALL, FIVE),
     "sop_horde": (72.6, HORDE_LARGE, FOUR),
@@ -118,7 +153,10 @@ def test_a_paper_is_followed_where_it_states_a_number(name):
     path = ROOT / "configs" / f"{name}.flags"
     written = written_in(path, run_dir="unused")
     assert {setting: getattr(written, setting) for setting in settings} == settings
-    found = {call.name: (factor, call.arguments) for factor, call in parse_sum(written.objectives, "--objectives")}
+    found = {
+        call.name: (factor, call.arguments)
+        for factor, call in parse_sum(written.objectives, "--objectives")
+    }
     for term, (factor, arguments) in terms.items():
         assert found[term][0] == factor, term
         assert {key: found[term][1].get(key) for key in arguments} == arguments, term
@@ -127,7 +165,8 @@ def test_a_paper_is_followed_where_it_states_a_number(name):
 
 
 def expanded(row):
-    """A row with braces as those that it stands for: the first of each braces, the second of each, ..."""
+    """A row with braces as those that it stands for: the first of each braces, the second of each,
+    ..."""
     braces = re.findall(r"\{([^}]*)\}", " ".join(row))
     for values in zip(*(found.split(",") for found in braces), strict=True):
         rest = iter(values)
@@ -137,11 +176,15 @@ def expanded(row):
 
 
 LINES = (ROOT / "configs" / "papers.txt").read_text().splitlines()
-ROWS = [row for line in LINES if not line.startswith("#") for row in expanded(tuple(line.split("\t")))]
+ROWS = [
+    row for line in LINES if not line.startswith("#") for row in expanded(tuple(line.split("\t")))
+]
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize(("method", "name", "command"), ROWS, ids=[f"{method} {name}" for method, name, _ in ROWS])
+@pytest.mark.parametrize(
+    ("method", "name", "command"), ROWS, ids=[f"{method} {name}" for method, name, _ in ROWS]
+)
 def test_a_row_builds(method, name, command):
     # A shell would take parentheses that are not in quotes for its own.
     assert "(" not in re.sub('"[^"]*"', "", command)
@@ -177,17 +220,33 @@ def of_characters(path, size, **changes):
     written = written_in(path, run_dir="unused")
     resize = max(size, size * written.resize // written.image_size)
     # A random network with frozen BatchNorm would answer every image with nearly zero.
-    tiny = {"dataset": "glyphs", "weights": "none", "image_size": size, "resize": resize, "batch_norm": "train"}
+    tiny = {
+        "dataset": "glyphs",
+        "weights": "none",
+        "image_size": size,
+        "resize": resize,
+        "batch_norm": "train",
+    }
     return dataclasses.replace(written, **tiny, **changes)
 
 
 def first_of_each_step():
-    """A flag file for each loss, sampling and optimizer that the experiments name; ensembles are tried below."""
+    """A flag file for each loss, sampling and optimizer that the experiments name; ensembles are
+    tried below."""
     found = {}
     for path in CONFIGS:
         written = written_in(path, run_dir="unused")
         calls = frozenset(
-            (call.name, str({key: value for key, value in call.arguments.items() if not isinstance(value, float)}))
+            (
+                call.name,
+                str(
+                    {
+                        key: value
+                        for key, value in call.arguments.items()
+                        if not isinstance(value, float)
+                    }
+                ),
+            )
             for _, call in parse_sum(written.objectives, "--objectives")
         )
         if "abe" not in path.stem:
@@ -200,7 +259,8 @@ def first_of_each_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of_each_step(), ids=config_name)
 def test_an_experiment_takes_a_step_on_a_small_network(path, characters):
-    """All that it says but its network, each of which `test_a_network_of_the_experiments_takes_a_step` tries."""
+    """All that it says but its network, each of which
+    `test_a_network_of_the_experiments_takes_a_step` tries."""
     experiment = of_characters(path, 32, backbone="conv4(width=16)")
     objectives = experiment.objectives.replace("dim=8192", "dim=128")
     takes_a_step(dataclasses.replace(experiment, objectives=objectives), characters)
@@ -220,4 +280,7 @@ def first_of_each_network():
 @pytest.mark.parametrize("path", first_of_each_network(), ids=config_name)
 def test_a_network_of_the_experiments_takes_a_step(path, characters):
     # A few images show it: whole batches are tried above.
-    takes_a_step(of_characters(path, SIZE, classes_per_batch=5, images_per_class=2, batch_size=10), characters)
+    takes_a_step(
+        of_characters(path, SIZE, classes_per_batch=5, images_per_class=2, batch_size=10),
+        characters,
+    )

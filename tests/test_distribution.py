@@ -1,4 +1,5 @@
-"""Two devices make the update of one: in a process of its own, since devices are set before TensorFlow starts."""
+"""Two devices make the update of one: in a process of its own, since devices are set before
+TensorFlow starts."""
 
 import numpy as np
 import pytest
@@ -30,28 +31,48 @@ pytestmark = pytest.mark.slow
 def arrays(tmp_path_factory):
     folder = tmp_path_factory.mktemp("steps")
     parts = [",".join(cases) for cases in (PLAIN, *(LEARNERS[part::3] for part in range(3)))]
-    # Convolutions by oneDNN on two logical CPU devices at once corrupt the heap now and then (TensorFlow 2.21).
-    run_python("-m", "tests.distribution_steps", folder, *parts, environment={"TF_ENABLE_ONEDNN_OPTS": "0"})
-    return {name: array for part in range(len(parts)) for name, array in np.load(folder / f"{part}.npz").items()}
+    # Convolutions by oneDNN on two logical CPU devices at once corrupt the heap now and then
+    # (TensorFlow 2.21).
+    run_python(
+        "-m", "tests.distribution_steps", folder, *parts, environment={"TF_ENABLE_ONEDNN_OPTS": "0"}
+    )
+    return {
+        name: array
+        for part in range(len(parts))
+        for name, array in np.load(folder / f"{part}.npz").items()
+    }
 
 
 def check(arrays, case):
     one = {key: value for key, value in arrays.items() if key.startswith(f"{case}|1|")}
     assert len(one) > 3
-    largest = max(np.abs(value).max() for key, value in one.items() if "loss" not in key and "observed" not in key)
+    largest = max(
+        np.abs(value).max()
+        for key, value in one.items()
+        if "loss" not in key and "observed" not in key
+    )
     assert largest > 1e-3
     for key, expected in one.items():
         rows = case.partition("/")[2]
-        # A bias that all embeddings share moves no distance: what is left of its gradient is the rounding of terms that
-        # cancel, as large as those of the other weights. An update is a difference of stored weights, up to 2 here,
-        # which each step rounds by up to half a unit on either side.
+        # A bias that all embeddings share moves no distance: what is left of its gradient is the
+        # rounding of terms that cancel, as large as those of the other weights. An update is a
+        # difference of stored weights, up to 2 here, which each step rounds by up to half a unit on
+        # either side.
         rounding = -(-int(rows) // BATCH) * float(np.finfo(np.float32).eps)
-        assert_close(arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=max(1e-6 * largest, rounding))
+        assert_close(
+            arrays[key.replace("|1|", "|2|")], expected, 1e-5, floor=max(1e-6 * largest, rounding)
+        )
 
 
 @pytest.mark.parametrize("case", [*PLAIN, *LEARNERS])
 def test_two_devices_make_the_update_of_one(arrays, case):
     check(arrays, case)
     observed = sum("observed" in key for key in arrays if key.startswith(f"{case}|1|"))
-    expected = {"density hard": 2, "curricular": 1, "memory": 1, "rank_mi cached": 3, "rank_mi twice": 3}
+    expected = {
+        "density hard": 2,
+        "curricular": 1,
+        "memory": 1,
+        "rank_mi cached": 3,
+        "rank_mi twice": 3,
+    }
     assert observed == expected.get(case.split("/")[0], 0)

@@ -20,7 +20,10 @@ def blocks(heat):
 
 
 def textures(seed, count):
-    return np.random.default_rng(seed).integers(0, 2, (count, 4, 4, 3)).repeat(2, 1).repeat(2, 2) * 255.0
+    return (
+        np.random.default_rng(seed).integers(0, 2, (count, 4, 4, 3)).repeat(2, 1).repeat(2, 2)
+        * 255.0
+    )
 
 
 def patched(seed, texture, own):
@@ -35,7 +38,9 @@ def patched(seed, texture, own):
 
 def matched_filters(patterns):
     """A backbone of as many channels as textures, each of which answers to its own."""
-    backbone = keras.Sequential([keras.Input((SIDE, SIDE, 3)), keras.layers.Conv2D(8, PATCH, PATCH, activation="relu")])
+    backbone = keras.Sequential(
+        [keras.Input((SIDE, SIDE, 3)), keras.layers.Conv2D(8, PATCH, PATCH, activation="relu")]
+    )
     kernel = (patterns / 127.5 - 1).transpose(1, 2, 3, 0) / patterns[0].size
     backbone.layers[0].set_weights([kernel, np.full(8, -0.3)])
     return models.Embedder(backbone, embedding_dim=0, image_size=SIDE, scaling="tf")
@@ -47,7 +52,9 @@ def test_the_common_patch_is_hot_and_the_other_is_not():
     first, places = patched(1, patterns[0], patterns[1])
     second, others = patched(2, patterns[0], patterns[2])
     assert places[0] != others[0]
-    for heat, (common, own) in zip(explain.similarity(embedder, first, second), (places, others), strict=True):
+    for heat, (common, own) in zip(
+        explain.similarity(embedder, first, second), (places, others), strict=True
+    ):
         assert blocks(heat).argmax() == common
         assert blocks(heat)[common] > 0.4
         assert blocks(heat)[own] < 0.1
@@ -58,7 +65,9 @@ def test_gradients_sum_to_what_the_image_adds_to_the_similarity():
     first, second = images(size=2)
     plain = np.broadcast_to(first.mean((0, 1)), first.shape)
     found = embedder.represent(np.stack([first, second, plain]).astype("float32"))
-    projection, embedding = (values([found[name]])[0].astype("float64") for name in ("projection", "embedding"))
+    projection, embedding = (
+        values([found[name]])[0].astype("float64") for name in ("projection", "embedding")
+    )
     added = (projection[0] - projection[2]) @ embedding[1] / np.linalg.norm(projection[0])
     heat = explain.similarity(embedder, first, second, steps=64)[0]
     assert heat.mean() == pytest.approx(added, rel=0.01)
@@ -66,7 +75,9 @@ def test_gradients_sum_to_what_the_image_adds_to_the_similarity():
 
 def test_models_without_a_feature_map_have_gradients():
     inputs = keras.Input((12, 12, 3))
-    outputs = keras.layers.UnitNormalization()(keras.layers.Dense(4)(keras.layers.Flatten()(inputs)))
+    outputs = keras.layers.UnitNormalization()(
+        keras.layers.Dense(4)(keras.layers.Flatten()(inputs))
+    )
     model = keras.Model(inputs, outputs, name="plain")
     first, second = images(size=2)
     assert explain.similarity(model, first, second)[1].shape == (12, 12)
@@ -90,6 +101,8 @@ def maps_of_patches():
 @pytest.mark.slow
 def test_maps_on_jax_are_those_of_tensorflow(tmp_path):
     pytest.importorskip("jax")
-    script = "import sys, numpy, tests.test_explain as t; numpy.save(sys.argv[1], t.maps_of_patches())"
+    script = (
+        "import sys, numpy, tests.test_explain as t; numpy.save(sys.argv[1], t.maps_of_patches())"
+    )
     run_python("-c", script, tmp_path / "jax.npy", environment=JAX)
     assert_close(np.load(tmp_path / "jax.npy"), maps_of_patches(), 1e-4)

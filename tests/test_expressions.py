@@ -12,7 +12,8 @@ from tfdml.expressions import Call, parse_call, parse_sum
 
 def test_a_sum_keeps_order_weights_and_arguments():
     terms = parse_sum(
-        "am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding]) - other*2", "--objectives"
+        "am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding]) - other*2",
+        "--objectives",
     )
     assert terms == [
         (1.0, Call("am_softmax", {"scale": 20, "margin": 0.1})),
@@ -22,7 +23,9 @@ def test_a_sum_keeps_order_weights_and_arguments():
 
 
 def test_values_are_numbers_words_lists_and_calls():
-    call = parse_call("x(a=-1.5, b=true, c=none, d='class of', e=class, f=[1, [2]], g=k(m=[0.5]))", "--backbone")
+    call = parse_call(
+        "x(a=-1.5, b=true, c=none, d='class of', e=class, f=[1, [2]], g=k(m=[0.5]))", "--backbone"
+    )
     assert call.arguments == {
         "a": -1.5,
         "b": True,
@@ -37,7 +40,19 @@ def test_values_are_numbers_words_lists_and_calls():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "a +", "a(1)", "a(**b)", "1 + 2", "a * b", "true * a", "a(b=c+d)", "a[0]", "lambda: 0", "("),
+        *(
+            "",
+            "a +",
+            "a(1)",
+            "a(**b)",
+            "1 + 2",
+            "a * b",
+            "true * a",
+            "a(b=c+d)",
+            "a[0]",
+            "lambda: 0",
+            "(",
+        ),
         "a; b",
         pytest.param("+".join(["a"] * 5000), id="long"),
     ],

@@ -9,8 +9,16 @@ from tfdml.flags import read_flag_files, shipped
 def test_flags_of_files_stand_in_their_place(tmp_path):
     (tmp_path / "inner.flags").write_text("--epochs=1\n")
     inner = f"--flagfile={tmp_path}/inner.flags"
-    (tmp_path / "outer.flags").write_text(f"# --flagfile=none\n// --flagfile=none\n\n --seed=3 \n{inner}\n  {inner}\n")
-    words = ["--report", f"--flagfile={tmp_path}/outer.flags", "--flagfile", f"{tmp_path}/inner.flags", "--seed=1"]
+    (tmp_path / "outer.flags").write_text(
+        f"# --flagfile=none\n// --flagfile=none\n\n --seed=3 \n{inner}\n  {inner}\n"
+    )
+    words = [
+        "--report",
+        f"--flagfile={tmp_path}/outer.flags",
+        "--flagfile",
+        f"{tmp_path}/inner.flags",
+        "--seed=1",
+    ]
     expected = ["--report", "--seed=3", "--epochs=1", "--epochs=1", "--epochs=1", "--seed=1"]
     assert read_flag_files(words) == expected
 
@@ -30,7 +38,10 @@ def test_a_file_is_looked_for_next_to_the_one_that_names_it_first(tmp_path, monk
 def test_a_file_of_the_working_folder_goes_before_one_of_the_package(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     word = "--flagfile=configs/baselines/cars_triplet.flags"
-    flags = {"--dataset=cars196", "--objectives=triplet(margin=0.1, distance=sqeuclidean, average=all)"}
+    flags = {
+        "--dataset=cars196",
+        "--objectives=triplet(margin=0.1, distance=sqeuclidean, average=all)",
+    }
     assert flags <= set(read_flag_files([word]))  # and of the file that it names
     (tmp_path / "configs" / "baselines").mkdir(parents=True)
     (tmp_path / "configs" / "baselines" / "cars_triplet.flags").write_text("--epochs=3\n")

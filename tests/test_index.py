@@ -14,7 +14,9 @@ from tfdml.evaluation import KNNClassifier
 def images(labels, seed):
     """(N, 4) points near one corner of a cube for each class."""
     noise = np.random.default_rng(seed).normal(scale=0.05, size=(len(labels), 4))
-    return (np.eye(8)[np.asarray(labels)][:, :4] + np.eye(8)[np.asarray(labels)][:, 4:] * 2 + noise).astype("float32")
+    return (
+        np.eye(8)[np.asarray(labels)][:, :4] + np.eye(8)[np.asarray(labels)][:, 4:] * 2 + noise
+    ).astype("float32")
 
 
 LABELS = np.repeat([0, 2, 5], 6)
@@ -23,7 +25,9 @@ LABELS = np.repeat([0, 2, 5], 6)
 @pytest.fixture(scope="module")
 def model():
     keras.utils.set_random_seed(0)
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(8)])
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, "relu"), keras.layers.Dense(8)]
+    )
 
 
 @pytest.fixture
@@ -40,9 +44,13 @@ def test_neighbors_are_those_of_all_distances(index, model):
     assert len(index) == 18
     found = results.column("id").reshape(2, 4).astype(int)
     gallery = np.concatenate([images(LABELS[:12], 0), images(LABELS[12:], 1)])
-    distances = np.linalg.norm(model.predict(queries, verbose=0)[:, None] - model.predict(gallery, verbose=0), axis=2)
+    distances = np.linalg.norm(
+        model.predict(queries, verbose=0)[:, None] - model.predict(gallery, verbose=0), axis=2
+    )
     np.testing.assert_array_equal(found, np.argsort(distances, axis=1)[:, :4])
-    np.testing.assert_allclose(results.column("distance").reshape(2, 4), np.sort(distances)[:, :4], atol=1e-5)
+    np.testing.assert_allclose(
+        results.column("distance").reshape(2, 4), np.sort(distances)[:, :4], atol=1e-5
+    )
     np.testing.assert_array_equal(results.column("class").reshape(2, 4), LABELS[found].astype(str))
 
 
@@ -59,12 +67,16 @@ def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
     classes = np.array(list("abcdefg"))[held_out] if names else held_out
     index.calibration = index.calibrate(images(held_out, 3), classes, fpir=0.5)
     found = index.search(images(held_out, 3), 1).column("distance")
-    assert index.calibration.rates["fpir"].mean == np.mean(found <= index.calibration.threshold) <= 0.5
+    assert (
+        index.calibration.rates["fpir"].mean == np.mean(found <= index.calibration.threshold) <= 0.5
+    )
     # Of classes that the index does not hold; its own images are of known ones.
     assert list(index.calibration.rates) == ["fpir"]
     assert index.calibrate(fpir=0.5).num_images == 18
     queries = images([0, 2, 5, 7], 4)
-    expected = KNNClassifier(index.embeddings, index.labels, k=3, distance="euclidean", threshold=index.calibration)
+    expected = KNNClassifier(
+        index.embeddings, index.labels, k=3, distance="euclidean", threshold=index.calibration
+    )
     index.save(tmp_path / "new" / "index")
     loaded = tfdml.Index.load(tmp_path / "new" / "index")
     assert loaded.ids == index.ids
@@ -103,7 +115,14 @@ def test_classes_of_two_data_sets_go_by_name(model):
     assert index.labels.tolist() == ["bus", "bus", "van", "van", "pizza", "pizza", "van", "van"]
     queries = images([0, 2, 5], 2)
     assert index.classify(queries, k=2).labels.tolist() == ["bus", "van", "pizza"]
-    assert index.search(queries, k=2).column("class").tolist() == ["bus", "bus", "van", "van", "pizza", "pizza"]
+    assert index.search(queries, k=2).column("class").tolist() == [
+        "bus",
+        "bus",
+        "van",
+        "van",
+        "pizza",
+        "pizza",
+    ]
 
 
 def test_an_index_is_loaded_with_its_own_model_alone(index, model, tmp_path):

@@ -1,4 +1,5 @@
-"""Keras's JAX backend, in processes of their own: the backend-free part against TensorFlow, and steps by chunks."""
+"""Keras's JAX backend, in processes of their own: the backend-free part against TensorFlow, and
+steps by chunks."""
 
 import numpy as np
 import pytest
@@ -28,13 +29,17 @@ def inputs():
 def outputs(inputs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("jax")
     weights = {name: values(case.objective.weights) for name, case in CASES.items()}
-    weights = {f"{name}|{i}": value for name, each in weights.items() for i, value in enumerate(each)}
+    weights = {
+        f"{name}|{i}": value for name, each in weights.items() for i, value in enumerate(each)
+    }
     np.savez(folder / "in.npz", **inputs, **weights)
     run_python("-m", "tests.jax_values", folder / "in.npz", folder / "out.npz", environment=JAX)
     return dict(np.load(folder / "out.npz"))
 
 
-def test_values_and_gradients_equal_those_of_tensorflow_and_are_finite_on_degenerate_batches(inputs, outputs):
+def test_values_and_gradients_equal_those_of_tensorflow_and_are_finite_on_degenerate_batches(
+    inputs, outputs
+):
     for name, case in CASES.items():
         function = jax_values.function_of(case, inputs["labels"])
         value, (gradient,) = value_and_gradients(function, inputs["embedding"])
@@ -49,7 +54,9 @@ def test_values_and_gradients_equal_those_of_tensorflow_and_are_finite_on_degene
 def test_the_statistics_of_rank_mi_equal_those_of_tensorflow(inputs, outputs):
     objective = CASES["mutual information"].objective
     loss = jax_values.statistics_of(objective, inputs["labels"], inputs["embedding"])
-    value, gradients = value_and_gradients(lambda *each: loss(each), *values(objective.network.weights))
+    value, gradients = value_and_gradients(
+        lambda *each: loss(each), *values(objective.network.weights)
+    )
     assert_close(outputs["rank mi statistics|value"], value)
     for i, expected in enumerate(gradients):
         assert_close(outputs[f"rank mi statistics|gradient {i}"], expected, floor=1e-6)
@@ -65,7 +72,9 @@ def test_labels_that_floats_merge_make_the_loss_nan(inputs, outputs):
     merged = {name: value for name, value in outputs.items() if name.startswith("merged|")}
     assert len(merged) == 6
     assert np.isnan([*merged.values()]).all()
-    assert_close(outputs["whole floats"], losses.ContrastiveLoss()(inputs["labels"], inputs["embedding"]))
+    assert_close(
+        outputs["whole floats"], losses.ContrastiveLoss()(inputs["labels"], inputs["embedding"])
+    )
 
 
 def test_large_ids_do_not_collide_although_jax_has_no_64_bit_integers(inputs, outputs):
@@ -96,7 +105,11 @@ def steps(tmp_path_factory):
 
 def left_by(steps, name):
     """What a step has left, by name."""
-    return {key.removeprefix(f"{name}|"): value for key, value in steps.items() if key.startswith(f"{name}|")}
+    return {
+        key.removeprefix(f"{name}|"): value
+        for key, value in steps.items()
+        if key.startswith(f"{name}|")
+    }
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,10 @@ def left_by(steps, name):
         ("views in chunks", "views", 1e-5),
         ("half in chunks", "half", 1e-2),
         ("draws", "draws at once", 1e-5),
-        *((f"{name} on devices", name, 1e-5) for name in ("am softmax", "sub-center", "soft triple", "drawn")),
+        *(
+            (f"{name} on devices", name, 1e-5)
+            for name in ("am softmax", "sub-center", "soft triple", "drawn")
+        ),
     ],
 )
 def test_a_step_by_chunks_and_on_devices_that_share_classes_is_the_step_on_the_whole_batch(
@@ -131,9 +147,13 @@ def test_several_steps_an_execution_change_nothing(outputs):
     np.testing.assert_array_equal(two, one)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("am softmax", (12, 5)), ("sub-center", (12, 3, 5)), ("drawn", (12, 5))])
+@pytest.mark.parametrize(
+    ("name", "shape"), [("am softmax", (12, 5)), ("sub-center", (12, 3, 5)), ("drawn", (12, 5))]
+)
 def test_each_device_holds_its_classes_alone(steps, name, shape):
     for where, classes in ((name, 12), (f"{name} on devices", 3)):
-        parts = [value.tolist() for key, value in left_by(steps, where).items() if key.startswith("part")]
+        parts = [
+            value.tolist() for key, value in left_by(steps, where).items() if key.startswith("part")
+        ]
         # The proxies, their momentum and their averages.
         assert parts == [[classes, *shape[1:]]] * 3

@@ -15,7 +15,8 @@ from tests.mathematics import (
 from tfdml import kernels
 from tfdml.pairs import Pairs
 
-# Each kernel with its reference, and the bandwidth that the reference keeps while it is differentiated.
+# Each kernel with its reference, and the bandwidth that the reference keeps while it is
+# differentiated.
 CASES = {
     "gaussian": (kernels.GaussianMixture(), references.gaussian, references.squared_distance),
     "single gaussian": (
@@ -38,10 +39,26 @@ CASES = {
         lambda x, y=None, tau=None: references.laplace(x, y, 1.0, 1.3),
         None,
     ),
-    "polynomial 1": (kernels.Polynomial(1), lambda x, y=None, tau=None: references.polynomial(x, y, 1), None),
-    "polynomial 2": (kernels.Polynomial(2), lambda x, y=None, tau=None: references.polynomial(x, y, 2), None),
-    "polynomial 5": (kernels.Polynomial(5), lambda x, y=None, tau=None: references.polynomial(x, y, 5), None),
-    "exponential": (kernels.Exponential(), lambda x, y=None, tau=None: references.exponential(x, y), None),
+    "polynomial 1": (
+        kernels.Polynomial(1),
+        lambda x, y=None, tau=None: references.polynomial(x, y, 1),
+        None,
+    ),
+    "polynomial 2": (
+        kernels.Polynomial(2),
+        lambda x, y=None, tau=None: references.polynomial(x, y, 2),
+        None,
+    ),
+    "polynomial 5": (
+        kernels.Polynomial(5),
+        lambda x, y=None, tau=None: references.polynomial(x, y, 5),
+        None,
+    ),
+    "exponential": (
+        kernels.Exponential(),
+        lambda x, y=None, tau=None: references.exponential(x, y),
+        None,
+    ),
 }
 every_kernel = pytest.mark.parametrize(("kernel", "reference", "spread"), CASES.values(), ids=CASES)
 
@@ -50,7 +67,11 @@ every_kernel = pytest.mark.parametrize(("kernel", "reference", "spread"), CASES.
 @pytest.mark.parametrize("sizes", [(2, None), (9, None), (1, 1), (4, 7)])
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_paper(kernel, reference, spread, sizes, seed):
-    arrays = [random_batch(seed + i, size, 1, 6, unit=bool(seed))[1] for i, size in enumerate(sizes) if size]
+    arrays = [
+        random_batch(seed + i, size, 1, 6, unit=bool(seed))[1]
+        for i, size in enumerate(sizes)
+        if size
+    ]
     assert_close(kernel(*arrays), reference(*arrays))
 
 
@@ -63,9 +84,13 @@ def test_gradient_holds_the_bandwidth_fixed(kernel, reference, spread, between_t
     tau = references.bandwidth(*arrays, kind=spread) if spread and not between_two else None
     if spread and between_two:
         tau = references.bandwidth(arrays[0], arrays[1], spread)
-    value, gradients = value_and_gradients(lambda *a: ops.sum(weights * kernel(*a)), *arrays, mode=mode)
+    value, gradients = value_and_gradients(
+        lambda *a: ops.sum(weights * kernel(*a)), *arrays, mode=mode
+    )
     assert_close(value, np.sum(weights * reference(*arrays)))
-    expected = finite_differences(lambda *a: float(np.sum(weights * reference(*a, tau=tau))), *arrays)
+    expected = finite_differences(
+        lambda *a: float(np.sum(weights * reference(*a, tau=tau))), *arrays
+    )
     for actual, wanted in zip(gradients, expected, strict=True):
         assert_close(actual, wanted)
 

@@ -52,7 +52,9 @@ ENTRANCES = {
     ),
     "index": index_of,
     "data set": lambda y: ImageDataset(images=np.zeros((8, 2, 2, 3), np.uint8), labels=y).labels,
-    "groups": lambda y: ImageDataset(images=np.zeros((8, 2, 2, 3), np.uint8), labels=LABELS, groups=y).groups,
+    "groups": lambda y: (
+        ImageDataset(images=np.zeros((8, 2, 2, 3), np.uint8), labels=LABELS, groups=y).groups
+    ),
     "written": lambda y: ImageTable(tuple("abcdefgh"), y, ["test"] * 8).labels,
     "confusable": lambda y: confusable_classes(POINTS, y),
     "loss": lambda y: float(ContrastiveLoss()(y, POINTS)),

@@ -19,19 +19,24 @@ from tests.docs.examples import blocks
 from tests.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+TRACKED = subprocess.run(
+    ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+).stdout.splitlines()
 
 
 def _run(*command, cwd):
     """What a command prints that sees nothing of the checkout."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, env=clean, capture_output=True, text=True, timeout=600, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
     return done.stdout
 
 
 def _imports(path):
-    """The modules that importing a file imports, those of functions and of TYPE_CHECKING left out."""
+    """The modules that importing a file imports, those of functions and of TYPE_CHECKING left
+    out."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (alias.name.partition(".")[0] for alias in node.names)
@@ -42,13 +47,19 @@ def _imports(path):
 def test_what_modules_import_is_required_and_pinned():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    listed = [re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()]
+    listed = [
+        re.match(r"[\w-]+", line) for line in setup["options"]["install_requires"].splitlines()
+    ]
     required = {name[0].replace("_", "-").lower() for name in listed if name}
-    # Clients of databases, Ray and the web framework are extras: these modules are imported where an address names one,
-    # and by the command.
+    # Clients of databases, Ray and the web framework are extras: these modules are imported where
+    # an address names one, and by the command.
     modules = [path for path in (ROOT / "tfdml").rglob("*.py") if path.parent.name != "demo"]
-    modules = [path for path in modules if not path.name.endswith(("_gallery.py", "serving.py", "http.py"))]
-    imported = {name for path in modules for name in _imports(path)} - sys.stdlib_module_names - {"tfdml"}
+    modules = [
+        path for path in modules if not path.name.endswith(("_gallery.py", "serving.py", "http.py"))
+    ]
+    imported = (
+        {name for path in modules for name in _imports(path)} - sys.stdlib_module_names - {"tfdml"}
+    )
     distributions = importlib.metadata.packages_distributions()
     for name in imported:
         assert required & {found.replace("_", "-").lower() for found in distributions[name]}, name
@@ -87,11 +98,21 @@ def test_the_archives_hold_the_whole_package_and_the_wheel_no_tools(archives):
 
 @pytest.fixture(scope="module")
 def environment(archives, tmp_path_factory):
-    """An environment that holds the wheel alone; what tfdml depends on comes from that of the tests, behind it."""
+    """An environment that holds the wheel alone; what tfdml depends on comes from that of the
+    tests, behind it."""
     folder = tmp_path_factory.mktemp("installed") / "environment"
     _run(sys.executable, "-m", "venv", str(folder), cwd=folder.parent)
     python = folder / "bin" / "python"
-    _run(str(python), "-m", "pip", "install", "--no-deps", "--no-index", str(archives[1]), cwd=folder.parent)
+    _run(
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--no-index",
+        str(archives[1]),
+        cwd=folder.parent,
+    )
     site = next((folder / "lib").glob("python*/site-packages"))
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder
@@ -107,7 +128,9 @@ def test_the_wheel_works_in_an_empty_environment(environment, tmp_path):
         "print(tfdml.__file__, tfdml.__version__)\n"
     )
     python, command = environment / "bin" / "python", environment / "bin" / "tfdml"
-    assert pathlib.Path(_run(str(python), "-I", "-c", program, cwd=tmp_path).split()[0]).is_relative_to(environment)
+    assert pathlib.Path(
+        _run(str(python), "-I", "-c", program, cwd=tmp_path).split()[0]
+    ).is_relative_to(environment)
     assert "configs/sop_rankmi.flags" in _run(str(command), "configs", "sop", cwd=tmp_path)
 
 
@@ -131,7 +154,9 @@ def once(tfdml):
     made = {}
 
     def run(folder, words):
-        paths = dict(word.split("=", 1) for word in words if word.startswith(("--run_dir=", "--out=")))
+        paths = dict(
+            word.split("=", 1) for word in words if word.startswith(("--run_dir=", "--out="))
+        )
         path = paths.get("--out", paths.get("--run_dir", ""))
         if (key := tuple(words)) in made and not (folder / path).exists():
             (folder / path).parent.mkdir(exist_ok=True)
@@ -150,7 +175,12 @@ def finished(once, tmp_path_factory):
     from tests.backbones.hub_networks import preset
 
     folder = tmp_path_factory.mktemp("finished")
-    once(folder, installed.made_small(["train", "--flagfile=configs/quickstart.flags", "--run_dir=runs/glyphs"]))
+    once(
+        folder,
+        installed.made_small(
+            ["train", "--flagfile=configs/quickstart.flags", "--run_dir=runs/glyphs"]
+        ),
+    )
     preset(folder / "preset", "dinov2")
     return folder
 
@@ -166,6 +196,8 @@ def test_the_commands_of_a_page_run_as_installed(page, once, finished, tmp_path)
 @pytest.mark.slow
 def test_the_first_example_of_readme_learns_as_installed(tfdml, tmp_path):
     code = next(block.code for block in blocks(ROOT / "README.md") if block.language == "python")
-    (tmp_path / "example.py").write_text(f"{code}\nassert tfdml.__file__ != {str(ROOT / 'tfdml/__init__.py')!r}\n")
+    (tmp_path / "example.py").write_text(
+        f"{code}\nassert tfdml.__file__ != {str(ROOT / 'tfdml/__init__.py')!r}\n"
+    )
     told = tfdml(tmp_path, program=tmp_path / "example.py")
     assert float(re.search(r"Recall@1 ([\d.]+)", told)[1]) >= 0.3

@@ -40,16 +40,24 @@ def test_distances_of_each_case_are_those_of_anchors_and_references(kind):
         np.testing.assert_array_equal(pairs.references, references)
         found = np.array(pairs.distances(kind))
         itself = np.array(pairs.itself)
-        assert_close(found[~itself], expected(KINDS[kind], anchors, references)[~itself], 1e-5, floor=1e-5)
+        assert_close(
+            found[~itself], expected(KINDS[kind], anchors, references)[~itself], 1e-5, floor=1e-5
+        )
         if kind.endswith("euclidean"):
             assert np.all(found[itself] == 0), name
         assert pairs.distances(kind) is pairs.distances(kind)
 
 
-@pytest.mark.parametrize("scope", [Scope(), Scope(0, B), Scope(3, 4), Scope(tf.constant(3), tf.constant(4))])
+@pytest.mark.parametrize(
+    "scope", [Scope(), Scope(0, B), Scope(3, 4), Scope(tf.constant(3), tf.constant(4))]
+)
 def test_masks_of_some_rows_are_those_of_the_batch(scope):
     pairs = Pairs.of_batch(X, LABELS, scope=scope)
-    chosen = slice(None) if scope.count is None else slice(int(scope.first), int(scope.first) + int(scope.count))
+    chosen = (
+        slice(None)
+        if scope.count is None
+        else slice(int(scope.first), int(scope.first) + int(scope.count))
+    )
     same = LABELS[:, None] == LABELS[None]
     np.testing.assert_array_equal(pairs.positives, (same & ~np.eye(B, dtype=bool))[chosen])
     np.testing.assert_array_equal(pairs.negatives, ~same[chosen])
@@ -66,7 +74,10 @@ def test_an_image_is_no_negative_of_itself_though_it_has_no_label():
 
 
 def test_a_memory_is_compared_with_and_no_gradient_reaches_the_batch_as_references():
-    memory, labels = np.float32(np.random.default_rng(1).normal(size=(3, 5))), [LABELS[0], 99, LABELS[1]]
+    memory, labels = (
+        np.float32(np.random.default_rng(1).normal(size=(3, 5))),
+        [LABELS[0], 99, LABELS[1]],
+    )
     x = tf.constant(X)
     with tf.GradientTape() as tape:
         tape.watch(x)
@@ -90,9 +101,16 @@ def test_totals_are_those_of_all_replicas():
         named = {"a": replicas.gather(x), "b": replicas.gather(2 * x)}
         pairs = pairs_by_name(named, replicas.gather(labels), None, Scope.of_replica(x.shape[0]))
         a, b = pairs["a"], pairs["b"]
-        return [a.mean(a.distances(), a.negatives), a.count(a.positives), b.distances("dot"), b.total(ops.sum(x))]
+        return [
+            a.mean(a.distances(), a.negatives),
+            a.count(a.positives),
+            b.distances("dot"),
+            b.total(ops.sum(x)),
+        ]
 
-    parts = play(on_replica, (tf.constant(LABELS[:7]), tf.constant(X[:7])), (tf.constant(LABELS[7:]), X[7:]))
+    parts = play(
+        on_replica, (tf.constant(LABELS[:7]), tf.constant(X[:7])), (tf.constant(LABELS[7:]), X[7:])
+    )
     mean, count, products, total = zip(*parts, strict=True)
     assert_close(sum(mean), pairwise.masked_mean(whole.distances(), whole.negatives))
     np.testing.assert_array_equal(count, [whole.count(whole.positives)] * 2)
@@ -116,9 +134,13 @@ def test_pairs_that_are_kept_are_no_others():
     pairs = Pairs.of_batch(X, LABELS).using("dot")
     kept = pairs.keep(ops.ones((B, B)), pairs.distances() < 0)
     np.testing.assert_array_equal(kept.positives, pairs.positives)
-    np.testing.assert_array_equal(kept.negatives, np.array(pairs.negatives) & (np.array(pairs.distances()) < 0))
+    np.testing.assert_array_equal(
+        kept.negatives, np.array(pairs.negatives) & (np.array(pairs.distances()) < 0)
+    )
     assert kept.distances() is pairs.distances("dot")
-    with pytest.raises(ValueError, match=r"negatives to keep must have shape \(10, 10\), not \(10,\)"):
+    with pytest.raises(
+        ValueError, match=r"negatives to keep must have shape \(10, 10\), not \(10,\)"
+    ):
         pairs.keep(pairs.positives, pairs.negatives[0])
 
 

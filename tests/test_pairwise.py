@@ -8,7 +8,13 @@ from keras import ops
 
 from tests import references
 from tests.far_vectors import NAMES, far_vectors
-from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import (
+    MODES,
+    assert_close,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
 from tfdml import pairwise
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
@@ -25,11 +31,19 @@ def distances(kind, x, y=None):
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 9), st.integers(0, 10_000))
 def test_distances_equal_the_loops(kind, rows, columns, dim, seed):
-    x, y = random_batch(seed, rows + columns, 1, dim, unit=False)[1][:rows], random_batch(seed + 1, columns, 1, dim)[1]
+    x, y = (
+        random_batch(seed, rows + columns, 1, dim, unit=False)[1][:rows],
+        random_batch(seed + 1, columns, 1, dim)[1],
+    )
     expected = references.matrix(lambda a, b: references.distance(a, b, kind), x, y)
     # Rounding is relative to the operands of the subtraction, not to a difference that may vanish.
     scale = 1e-6 * float(np.max(np.abs(x)) ** 2 * dim + 1)
-    assert_close(distances(kind, x, y), expected, 1e-5, floor=np.sqrt(scale) if kind == "euclidean" else scale)
+    assert_close(
+        distances(kind, x, y),
+        expected,
+        1e-5,
+        floor=np.sqrt(scale) if kind == "euclidean" else scale,
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -39,7 +53,9 @@ def test_gradient_of_distances_reaches_both_sides(kind, mode):
     weights = np.random.default_rng(2).normal(size=(5, 3))
 
     def reference(a, b):
-        return float(np.sum(weights * references.matrix(lambda p, q: references.distance(p, q, kind), a, b)))
+        return float(
+            np.sum(weights * references.matrix(lambda p, q: references.distance(p, q, kind), a, b))
+        )
 
     _, gradients = value_and_gradients(
         lambda a, b: ops.sum(ops.convert_to_tensor(weights, "float32") * distances(kind, a, b)),
@@ -76,7 +92,8 @@ def test_no_vector_blurs_the_distances_of_others_nor_their_gradient(name):
     for arguments in ((x,), (x, x)):
         np.testing.assert_allclose(pairwise.squared_distances(*arguments), expected, rtol=2e-4)
         _, gradients = value_and_gradients(
-            lambda *a: ops.sum(weights.astype("float32") * pairwise.squared_distances(*a)), *arguments
+            lambda *a: ops.sum(weights.astype("float32") * pairwise.squared_distances(*a)),
+            *arguments,
         )
         assert np.all(np.abs(sum(gradients) - 2 * slopes) <= 1e-3 * largest)
     itself = np.eye(len(x), dtype=bool)
@@ -94,8 +111,12 @@ def test_products_are_of_float32_on_a_gpu_that_rounds_factors(monkeypatch, allow
     x = random_batch(0, 40, 8, 64)[1]
     exact = x.astype("float64")
     matmul = ops.matmul
-    monkeypatch.setattr(pairwise.ops, "matmul", lambda a, b: matmul(rounded_to_ten_bits(a), rounded_to_ten_bits(b)))
-    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind=None: ["GPU"] * (kind == "GPU"))
+    monkeypatch.setattr(
+        pairwise.ops, "matmul", lambda a, b: matmul(rounded_to_ten_bits(a), rounded_to_ten_bits(b))
+    )
+    monkeypatch.setattr(
+        tf.config, "list_physical_devices", lambda kind=None: ["GPU"] * (kind == "GPU")
+    )
     before = tf.config.experimental.tensor_float_32_execution_enabled()
     tf.config.experimental.enable_tensor_float_32_execution(allowed)
     try:
@@ -107,7 +128,10 @@ def test_products_are_of_float32_on_a_gpu_that_rounds_factors(monkeypatch, allow
         between = pairwise.dot_products(x[:7], x[7:])
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
-    errors = np.abs(products - exact @ exact.T).max(), np.abs(between - exact[:7] @ exact[7:].T).max()
+    errors = (
+        np.abs(products - exact @ exact.T).max(),
+        np.abs(between - exact[:7] @ exact[7:].T).max(),
+    )
     if allowed:
         expected = 6 * np.cos(3 * exact @ exact.T) @ exact
         assert max(*errors, np.abs(gradient - expected).max() / np.abs(expected).max()) < 2e-6
@@ -116,14 +140,18 @@ def test_products_are_of_float32_on_a_gpu_that_rounds_factors(monkeypatch, allow
 
 
 def test_safe_sqrt_has_no_gradient_at_zero():
-    value, (gradient,) = value_and_gradients(lambda x: ops.sum(pairwise.safe_sqrt(x)), np.array([0.0, 4.0]))
+    value, (gradient,) = value_and_gradients(
+        lambda x: ops.sum(pairwise.safe_sqrt(x)), np.array([0.0, 4.0])
+    )
     assert value == 2.0
     np.testing.assert_array_equal(gradient, [0.0, 0.25])
 
 
 @pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-12])
 def test_normalizing_next_to_nothing_gives_nothing(tiny):
-    value, (gradient,) = value_and_gradients(lambda x: ops.sum(pairwise.l2_normalize(x)), np.full((1, 4), tiny))
+    value, (gradient,) = value_and_gradients(
+        lambda x: ops.sum(pairwise.l2_normalize(x)), np.full((1, 4), tiny)
+    )
     assert abs(value) <= 1e-3
     np.testing.assert_array_equal(gradient, np.zeros((1, 4)))
 
@@ -167,7 +195,11 @@ def fit_plainly(y, **options):
 
 CLASSES = np.arange(8) // 2
 # Keras makes them float32 before a loss sees them.
-MERGING = {"large": 1e8 + CLASSES, "fractions": 0.5 + CLASSES, "missing": np.where(CLASSES, CLASSES, np.nan)}
+MERGING = {
+    "large": 1e8 + CLASSES,
+    "fractions": 0.5 + CLASSES,
+    "missing": np.where(CLASSES, CLASSES, np.nan),
+}
 
 
 @pytest.mark.parametrize("labels", MERGING.values(), ids=MERGING)
@@ -189,5 +221,7 @@ def test_floats_are_accepted_up_to_where_ids_merge(kind):
         pairwise.integer_labels(np.array([limit - 1, 1 - limit], kind)), [limit - 1, 1 - limit]
     )
     for wrong in (limit, -limit):
-        with pytest.raises(UserError, match=f"as {kind} different ids from {limit:,} on become one"):
+        with pytest.raises(
+            UserError, match=f"as {kind} different ids from {limit:,} on become one"
+        ):
             pairwise.integer_labels(np.array([0, wrong], kind))

@@ -1,4 +1,5 @@
-"""Workers of one training, forked from a process that has loaded TensorFlow but not used it. Ports and processes."""
+"""Workers of one training, forked from a process that has loaded TensorFlow but not used it. Ports
+and processes."""
 
 import contextlib
 import json
@@ -27,7 +28,10 @@ def tf_configs(count):
     if count == 1:
         return [None]
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(count)]}
-    return [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}}) for i in range(count)]
+    return [
+        json.dumps({"cluster": cluster, "task": {"type": "worker", "index": i}})
+        for i in range(count)
+    ]
 
 
 def descendants(word, of=None):
@@ -41,7 +45,8 @@ def descendants(word, of=None):
 
 
 def fork(function, *args, config=None):
-    """The process id of a child that calls the function under this TF_CONFIG, and exits with what it returns."""
+    """The process id of a child that calls the function under this TF_CONFIG, and exits with what
+    it returns."""
     child = os.fork()
     if child:
         return child

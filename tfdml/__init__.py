@@ -1,7 +1,7 @@
 """Deep metric learning on Keras 3 and TensorFlow.
 
-Each part is imported on its first use. Where Keras is imported before, so are the classes that it loads by name; else
-`import tfdml.models` registers them.
+Each part is imported on its first use. Where Keras is imported before, so are the classes that it
+loads by name; else `import tfdml.models` registers them.
 """
 
 import importlib.util
@@ -49,7 +49,9 @@ else:  # where a type checker would take any name for one of the package
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PLACES, *(module.name for module in pkgutil.iter_modules(__path__))})
+    return sorted(
+        {*globals(), *_PLACES, *(module.name for module in pkgutil.iter_modules(__path__))}
+    )
 
 
 if "keras" in sys.modules:  # then `keras.saving.load_model` finds our classes by name

@@ -1,6 +1,8 @@
-"""What a plain argument may be: each check returns the value as Python's own type, or says in one line what is wrong.
+"""What a plain argument may be: each check returns the value as Python's own type, or says in one
+line what is wrong.
 
-`True`, `"1"` and NaN are numbers to Python or to `float`, but nobody means them: they are refused, not converted.
+`True`, `"1"` and NaN are numbers to Python or to `float`, but nobody means them: they are refused,
+not converted.
 """
 
 import numbers
@@ -33,8 +35,8 @@ def number(
         below: It must be smaller than this.
 
     Raises:
-        ValueError: It is no number, a boolean, not finite (in float32, in which losses are computed), or out of
-            bounds.
+        ValueError: It is no number, a boolean, not finite (in float32, in which losses are
+            computed), or out of bounds.
 
     Example:
         >>> number("margin", 1, at_least=0)
@@ -52,12 +54,18 @@ def number(
     # What float32 rounds to 0 is not positive.
     low = float(np.float32(result)) if above == 0 else result
     within = (above is None or low > above) and (at_least is None or result >= at_least)
-    if not within or (at_most is not None and result > at_most) or (below is not None and result >= below):
+    if (
+        not within
+        or (at_most is not None and result > at_most)
+        or (below is not None and result >= below)
+    ):
         raise ValueError(f"{what} must {_bounds(above, at_least, at_most, below)}, not {result:g}")
     return result
 
 
-def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None) -> int:
+def integer(
+    what: str, value: Any, *, at_least: int | None = None, at_most: int | None = None
+) -> int:
     """Return an integer within bounds; 2.0 counts as one, `True` does not.
 
     Args:
@@ -75,7 +83,9 @@ def integer(what: str, value: Any, *, at_least: int | None = None, at_most: int 
     """
     whole = isinstance(value, numbers.Integral) or (isinstance(value, float) and value.is_integer())
     if isinstance(value, bool) or not whole or (at_least is not None and value < at_least):
-        kind = {None: "an integer", 1: "a positive integer"}.get(at_least, f"an integer of at least {at_least}")
+        kind = {None: "an integer", 1: "a positive integer"}.get(
+            at_least, f"an integer of at least {at_least}"
+        )
         raise ValueError(f"{what} must be {kind}, not {reprlib.repr(value)}")
     if at_most is not None and value > at_most:
         raise ValueError(f"{what} must be at most {at_most:,}, not {reprlib.repr(int(value))}")
@@ -149,10 +159,17 @@ def one_of(what: str, value: Any, choices: Sequence[str]) -> str:
 
 
 #: The check of each plain type.
-BY_TYPE: dict[type, Callable[[str, Any], Any]] = {bool: boolean, float: number, int: integer, str: text}
+BY_TYPE: dict[type, Callable[[str, Any], Any]] = {
+    bool: boolean,
+    float: number,
+    int: integer,
+    str: text,
+}
 
 
-def _bounds(above: float | None, at_least: float | None, at_most: float | None, below: float | None) -> str:
+def _bounds(
+    above: float | None, at_least: float | None, at_most: float | None, below: float | None
+) -> str:
     if at_most is below is None and above == 0:
         return "be positive"
     if at_most is below is None and at_least == 0:

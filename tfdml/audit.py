@@ -1,8 +1,8 @@
 """Finds what is wrong with a data set: near-duplicates, wrong labels, and outliers.
 
-`audit` does all of it on embeddings, and on images where there are any. Its parts work alone: `near_duplicates`,
-`label_confidences` and `outlier_factors`. `write_table` and `read_drops` are the CSV files between `tfdml audit` and
-`tfdml train --drop`.
+`audit` does all of it on embeddings, and on images where there are any. Its parts work alone:
+`near_duplicates`, `label_confidences` and `outlier_factors`. `write_table` and `read_drops` are the
+CSV files between `tfdml audit` and `tfdml train --drop`.
 """
 
 import collections
@@ -26,7 +26,8 @@ from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_block
 
 # Neighbors of each image that are searched; the nearest of these may be duplicates.
 _NEIGHBORS, _NEAREST = 10, 5
-# Sides of the thumbnail that is kept of an image, of the views that are compared first, and of those that are aligned.
+# Sides of the thumbnail that is kept of an image, of the views that are compared first, and of
+# those that are aligned.
 _SIDE, _COARSE, _FINE = 64, 16, 40
 # Below this, thumbnails that are not aligned yet are of different images.
 _PROMISING = 0.85
@@ -34,14 +35,21 @@ _PROMISING = 0.85
 _SURE = 0.95
 # From these scores on, of pixels and of vectors, one of two images may go.
 _SAME_PICTURE, _SAME_VECTOR = 0.9, 1 - 1e-6
-# Left and right, or two colors, may be different products: the most that mirror images score, and images of which a
-# place differs by so many levels; and how much more alike than the image itself a mirror image has to be.
+# Left and right, or two colors, may be different products: the most that mirror images score, and
+# images of which a place differs by so many levels; and how much more alike than the image itself a
+# mirror image has to be.
 _UNSURE, _LEVELS, _CLEARLY = 0.89, 24, 0.02
-# Of the windows in which an image is looked for in another: their sides, and places in the room around them.
+# Of the windows in which an image is looked for in another: their sides, and places in the room
+# around them.
 _PLACES = (0.0, 0.5, 1.0)
 _WINDOWS: list[tuple[float, ...]] = [
     (1.0, 0.0, 0.0),
-    *((side, x * (1 - side), y * (1 - side)) for side in (0.95, 0.9, 0.85, 0.8) for x in _PLACES for y in _PLACES),
+    *(
+        (side, x * (1 - side), y * (1 - side))
+        for side in (0.95, 0.9, 0.85, 0.8)
+        for x in _PLACES
+        for y in _PLACES
+    ),
 ]
 # How a window moves: its side, left and top, in steps.
 _MOVES = [
@@ -51,11 +59,22 @@ _MOVES = [
 _SMALLEST_SIDE = 0.75
 # With fewer images of a class, the others do not show whether one belongs to it.
 _FEWEST = 3
-# What is reported: labels with less than this share of the usual confidence, and images that lie this much sparser than
-# their neighbors.
+# What is reported: labels with less than this share of the usual confidence, and images that lie
+# this much sparser than their neighbors.
 _DOUBT, _FAR = 0.2, 1.5
 # Those of audit.csv.
-_COLUMNS = ("kind", "score", "image", "role", "class", "other_image", "other_class", "group", "across", "action")
+_COLUMNS = (
+    "kind",
+    "score",
+    "image",
+    "role",
+    "class",
+    "other_image",
+    "other_class",
+    "group",
+    "across",
+    "action",
+)
 
 
 def near_duplicates(
@@ -68,11 +87,12 @@ def near_duplicates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the pairs of images that show the same picture, among those that are neighbors.
 
-    With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in windows of the
-    other, the window is aligned, and the details of both are correlated (normalized cross-correlation of high-passed
-    thumbnails), over all and where they differ most; the lower counts. That finds copies of another quality or size,
-    and crops of at least 75 % of the width. Mirror images, and those of another color or brightness, score at most
-    0.89. Without images the distance alone decides, which takes similar images for duplicates sooner or later.
+    With images, neighbors are compared by their pixels: one, or its mirror image, is looked for in
+    windows of the other, the window is aligned, and the details of both are correlated (normalized
+    cross-correlation of high-passed thumbnails), over all and where they differ most; the lower
+    counts. That finds copies of another quality or size, and crops of at least 75 % of the width.
+    Mirror images, and those of another color or brightness, score at most 0.89. Without images the
+    distance alone decides, which takes similar images for duplicates sooner or later.
 
     Args:
         neighbors: (N, k) rows of the nearest other images, nearest first.
@@ -82,8 +102,8 @@ def near_duplicates(
         min_correlation: With images, the smallest correlation of duplicates.
 
     Returns:
-        (P, 2) rows of each pair, once, and their (P,) scores: correlations, 1 for thumbnails that are the same; without
-        images 1 - distance.
+        (P, 2) rows of each pair, once, and their (P,) scores: correlations, 1 for thumbnails that
+        are the same; without images 1 - distance.
 
     Example:
         >>> near_duplicates(np.array([[1], [0], [1]]), np.array([[0.0], [0.0], [0.4]]))[0].tolist()
@@ -103,8 +123,11 @@ def near_duplicates(
     return pairs[alike], scores[alike]
 
 
-def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count: int) -> np.ndarray:
-    """(P,) how well the details of two images agree, once they are aligned; 0 where they look different at once."""
+def _correlations(
+    pairs: np.ndarray, picture: Callable[[int], np.ndarray], count: int
+) -> np.ndarray:
+    """(P,) how well the details of two images agree, once they are aligned; 0 where they look
+    different at once."""
     from PIL import Image
 
     thumbnails = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
@@ -126,12 +149,18 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     def compare(row: int) -> None:
         numbers = pairs_of[row]
         near = pairs[numbers].sum(axis=1) - row
-        windows = _normalized(np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS]))
-        similar = np.concatenate([views[near] @ windows.T, mirror_views[near] @ windows.T - _CLEARLY], axis=1)
+        windows = _normalized(
+            np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS])
+        )
+        similar = np.concatenate(
+            [views[near] @ windows.T, mirror_views[near] @ windows.T - _CLEARLY], axis=1
+        )
         for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
                 mirror, window = divmod(int(values.argmax()), len(_WINDOWS))
-                score = _alignment(thumbnails[row], thumbnails[other], bool(mirror), _WINDOWS[window])
+                score = _alignment(
+                    thumbnails[row], thumbnails[other], bool(mirror), _WINDOWS[window]
+                )
                 scores[number] = max(scores[number], score)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -140,8 +169,11 @@ def _correlations(pairs: np.ndarray, picture: Callable[[int], np.ndarray], count
     return scores
 
 
-def _alignment(large: np.ndarray, small: np.ndarray, mirror: bool, window: tuple[float, ...]) -> float:
-    """Return the correlation of the details of two thumbnails, one in a window of the other that is moved to fit."""
+def _alignment(
+    large: np.ndarray, small: np.ndarray, mirror: bool, window: tuple[float, ...]
+) -> float:
+    """Return the correlation of the details of two thumbnails, one in a window of the other that is
+    moved to fit."""
     from scipy.ndimage import uniform_filter
 
     if np.array_equal(large, small):
@@ -151,24 +183,38 @@ def _alignment(large: np.ndarray, small: np.ndarray, mirror: bool, window: tuple
 
     def fit(window: tuple[float, ...]) -> float:
         side, left, top = window
-        inside = _SMALLEST_SIDE <= side <= 1 and min(left, top) >= 0 and max(left, top) + side <= 1.000001
-        return float(_normalized(_window(large, window, _FINE)[None])[0] @ reference) if inside else -1.0
+        inside = (
+            _SMALLEST_SIDE <= side <= 1
+            and min(left, top) >= 0
+            and max(left, top) + side <= 1.000001
+        )
+        return (
+            float(_normalized(_window(large, window, _FINE)[None])[0] @ reference)
+            if inside
+            else -1.0
+        )
 
     best, step = fit(window), 0.025
     while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
-        moves = [tuple(place + step * by for place, by in zip(window, move, strict=True)) for move in _MOVES]
+        moves = [
+            tuple(place + step * by for place, by in zip(window, move, strict=True))
+            for move in _MOVES
+        ]
         fits = [fit(other) for other in moves]
         if max(fits) > best:
             best, window = max(fits), moves[int(np.argmax(fits))]
         else:
             step /= 2
     view = _window(large, window, _FINE)
-    levels = np.abs(uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")).max()
+    levels = np.abs(
+        uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")
+    ).max()
     return min(_details(view, target), _UNSURE if mirror or levels > _LEVELS else 0.9999)
 
 
 def _details(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the correlation of two images without what is larger than seven pixels, or their worst place's if lower.
+    """Return the correlation of two images without what is larger than seven pixels, or their worst
+    place's if lower.
 
     Pictures of two similar products agree but for a place: a label, or the hand of a clock.
     """
@@ -189,22 +235,29 @@ def _window(thumbnail: np.ndarray, window: tuple[float, ...], size: int) -> np.n
 
     side, left, top = (_SIDE * part for part in window)
     box = (left, top, min(left + side, _SIDE), min(top + side, _SIDE))
-    return np.asarray(Image.fromarray(thumbnail).resize((size, size), Image.Resampling.BILINEAR, box=box))
+    return np.asarray(
+        Image.fromarray(thumbnail).resize((size, size), Image.Resampling.BILINEAR, box=box)
+    )
 
 
 def _normalized(images: np.ndarray) -> np.ndarray:
-    """(n, D) images without their mean, of length 1; nearly flat ones shorter, so that noise correlates little."""
+    """(n, D) images without their mean, of length 1; nearly flat ones shorter, so that noise
+    correlates little."""
     rows = images.reshape(len(images), -1).astype(np.float32)
     rows -= rows.mean(axis=1, keepdims=True)
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), rows.shape[1] ** 0.5)
 
 
-def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Return how far the other images support the label of each image, and which class they support.
+def label_confidences(
+    embeddings: Any, labels: Any, *, ridge: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far the other images support the label of each image, and which class they
+    support.
 
-    A linear classifier (ridge regression to one-hot classes) is fitted to all images but one, for each image in turn,
-    in closed form. The score of the image's own class, beyond the class's share of the images, is divided by the mean
-    score of that class's images, as confident learning has a threshold for each class.
+    A linear classifier (ridge regression to one-hot classes) is fitted to all images but one, for
+    each image in turn, in closed form. The score of the image's own class, beyond the class's share
+    of the images, is divided by the mean score of that class's images, as confident learning has a
+    threshold for each class.
 
     Args:
         embeddings: (N, d); their direction counts.
@@ -212,8 +265,8 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
         ridge: Ridge penalty, as a multiple of the mean eigenvalue of the covariance.
 
     Returns:
-        (N,) float32 confidences, about 1 for usual images and 0 for wrong labels, NaN where a class has fewer than
-        three images or is the only one; (N,) class ids.
+        (N,) float32 confidences, about 1 for usual images and 0 for wrong labels, NaN where a class
+        has fewer than three images or is the only one; (N,) class ids.
 
     Raises:
         UserError: The embeddings and labels do not go together.
@@ -224,8 +277,9 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
         >>> int(confidences.argmin()), suggestions.tolist()
         (4, [0, 0, 0, 0, 0, 1, 1, 1, 1, 1])
 
-    Source: Northcutt et al., "Confident learning: estimating uncertainty in dataset labels", JAIR 2021. Rifkin and
-    Lippert, "Notes on regularized least squares", 2007, for leaving out each image.
+    Source: Northcutt et al., "Confident learning: estimating uncertainty in dataset labels", JAIR
+    2021. Rifkin and Lippert, "Notes on regularized least squares", 2007, for leaving out each
+          image.
     """
     x, labels = unit_rows(check_embeddings(embeddings)), integer_labels(labels)
     if len(labels) != len(x):
@@ -259,7 +313,8 @@ def label_confidences(embeddings: Any, labels: Any, *, ridge: float = 1.0) -> tu
 
 
 def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """Return how much sparser the place of each image is than the places of its neighbors: 1 inside, more outside.
+    """Return how much sparser the place of each image is than the places of its neighbors: 1
+    inside, more outside.
 
     Args:
         neighbors: (N, k) rows of the nearest other images.
@@ -277,7 +332,9 @@ def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
     Source: Breunig et al., "LOF: identifying density-based local outliers", SIGMOD 2000.
     """
     reach = np.maximum(distances[neighbors, -1], distances).mean(axis=1)
-    density = 1 / np.maximum(reach, max(1e-6 * float(np.median(reach)), float(np.finfo(np.float32).tiny)))
+    density = 1 / np.maximum(
+        reach, max(1e-6 * float(np.median(reach)), float(np.finfo(np.float32).tiny))
+    )
     return density[neighbors].mean(axis=1) / density
 
 
@@ -314,7 +371,8 @@ class Audit:
 
     Attributes:
         table: The images.
-        findings: All findings, the surest of each kind first; duplicates of different classes before the others.
+        findings: All findings, the surest of each kind first; duplicates of different classes
+            before the others.
         by_pixels: Whether duplicates were compared by their pixels.
         confidences: (N,) see `label_confidences`.
         suggestions: (N,) class ids that the other images support.
@@ -341,15 +399,25 @@ class Audit:
 
     def groups(self) -> list[list[Finding]]:
         """Return the groups of duplicates, images to keep first and those to check last."""
-        return [list(group) for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)]
+        return [
+            list(group)
+            for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)
+        ]
 
     def counts(self) -> collections.Counter[str]:
-        """Return how many findings of each kind there are, and of duplicates how many groups, across what, and actions.
+        """Return how many findings of each kind there are, and of duplicates how many groups,
+        across what, and actions.
 
-        Their keys are `"group"`, `"across class"`, `"across split"`, `"keep"`, `"drop"` and `"check"`.
+        Their keys are `"group"`, `"across class"`, `"across split"`, `"keep"`, `"drop"` and
+        `"check"`.
         """
         groups = self.groups()
-        across = [f"across {kind}" for kind in ("class", "split") for group in groups if kind in group[0].across]
+        across = [
+            f"across {kind}"
+            for kind in ("class", "split")
+            for group in groups
+            if kind in group[0].across
+        ]
         actions = [finding.action for finding in self.of("duplicate")]
         kinds = [finding.kind for finding in self.findings]
         return collections.Counter(kinds + actions + ["group"] * len(groups) + across)
@@ -397,15 +465,18 @@ def audit(
 ) -> Audit:
     """Audit a data set.
 
-    Memory is that of the embeddings, some copies of them, and 16 KB for each image that is compared.
+    Memory is that of the embeddings, some copies of them, and 16 KB for each image that is
+    compared.
 
     Args:
         embeddings: (N, d); their direction counts.
         table: The images, `ImageTable.of([train, test])`; a negative label means none.
-        picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None: there are no images.
+        picture: From a row to its image (H, W, 3) uint8, by which duplicates are compared; None:
+            there are no images.
         max_distance: As `near_duplicates`.
-        min_correlation: As `near_duplicates`. An image is dropped only if it correlates by 0.9 with one that stays;
-            without images, only if both have the same vector. The others are to check.
+        min_correlation: As `near_duplicates`. An image is dropped only if it correlates by 0.9 with
+            one that stays; without images, only if both have the same vector. The others are to
+            check.
 
     Raises:
         UserError: The embeddings are not finite, or not as many as images; an image cannot be read.
@@ -422,20 +493,30 @@ def audit(
     labels = table.labels
     neighbors, distances = np.empty((len(x), 0), np.int64), np.empty((len(x), 0), np.float32)
     if len(x) > 1:
-        neighbors, distances = nearest_neighbors(x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine")
+        neighbors, distances = nearest_neighbors(
+            x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine"
+        )
     confidences, suggestions = label_confidences(x, labels)
     options = {"max_distance": max_distance, "min_correlation": min_correlation}
     duplicates = near_duplicates(neighbors, distances, picture, **options)
-    findings = _duplicates(*duplicates, table, confidences, _SAME_PICTURE if picture else _SAME_VECTOR)
+    findings = _duplicates(
+        *duplicates, table, confidences, _SAME_PICTURE if picture else _SAME_VECTOR
+    )
     for row in _ranked(confidences, (confidences < _DOUBT) & (suggestions != labels)):
-        near = next((other for other in neighbors[row].tolist() if labels[other] == suggestions[row]), -1)
+        near = next(
+            (other for other in neighbors[row].tolist() if labels[other] == suggestions[row]), -1
+        )
         about = row, near, int(labels[row]), int(suggestions[row])
         findings.append(Finding("label", 1 - float(confidences[row]), *about, action="relabel"))
     outliers = outlier_factors(neighbors, distances) if len(x) > 2 else np.ones(len(x))
     for row in _ranked(-outliers, outliers > _FAR):
         near = int(neighbors[row, 0])
-        findings.append(Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near])))
-    return Audit(table, findings, picture is not None, confidences, suggestions, outliers, neighbors)
+        findings.append(
+            Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near]))
+        )
+    return Audit(
+        table, findings, picture is not None, confidences, suggestions, outliers, neighbors
+    )
 
 
 def _ranked(values: np.ndarray, mask: np.ndarray) -> list[int]:
@@ -447,7 +528,8 @@ def _ranked(values: np.ndarray, mask: np.ndarray) -> list[int]:
 def _duplicates(
     pairs: np.ndarray, scores: np.ndarray, table: ImageTable, confidences: np.ndarray, enough: float
 ) -> list[Finding]:
-    """Return the images of each group of duplicates; one is dropped for its own pair with an image that stays."""
+    """Return the images of each group of duplicates; one is dropped for its own pair with an image
+    that stays."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -458,7 +540,8 @@ def _duplicates(
     for score, (a, b) in sorted(zip(scores.tolist(), pairs.tolist(), strict=True)):
         partners[a].append((score, b))
         partners[b].append((score, a))
-    # Keep the image that is measured on rather than the one that is trained on, and then the surest label.
+    # Keep the image that is measured on rather than the one that is trained on, and then the surest
+    # label.
     train, certainty = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
     order = sorted(partners, key=lambda row: (component[row], train[row], -certainty[row], row))
     actions: dict[int, str] = {}
@@ -466,11 +549,19 @@ def _duplicates(
     for _, members in itertools.groupby(order, component.__getitem__):
         rows = list(members)
         for row in rows:
-            stays = [(score, b) for score, b in partners[row] if score >= enough and actions.get(b, "drop") != "drop"]
+            stays = [
+                (score, b)
+                for score, b in partners[row]
+                if score >= enough and actions.get(b, "drop") != "drop"
+            ]
             actions[row] = "drop" if stays else "check"
             if stays:
                 partners[row], actions[stays[-1][1]] = stays, "keep"
-        kinds = [name for name, of in (("split", train), ("class", table.labels)) if len(np.unique(of[rows])) > 1]
+        kinds = [
+            name
+            for name, of in (("split", train), ("class", table.labels))
+            if len(np.unique(of[rows])) > 1
+        ]
         best = max(partners[row][-1][0] for row in rows)
         rows.sort(key=lambda row: ("keep", "drop", "check").index(actions[row]))
         groups.append(("class" in kinds, best, "split" in kinds, " and ".join(kinds), rows))
@@ -487,7 +578,8 @@ def _duplicates(
 def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -> None:
     """Write a CSV file that a spreadsheet opens without running what is in it, atomically.
 
-    Text that a spreadsheet would take for a formula gets an apostrophe in front, which `read_drops` takes off.
+    Text that a spreadsheet would take for a formula gets an apostrophe in front, which `read_drops`
+    takes off.
 
     Args:
         path: The file.
@@ -515,13 +607,15 @@ def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -
 def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
     """Return the names of the images that a CSV file of `tfdml audit` says to drop, each once.
 
-    It is read as a list is, so that a spreadsheet may have saved it. Only the columns `image` and `action` count.
+    It is read as a list is, so that a spreadsheet may have saved it. Only the columns `image` and
+    `action` count.
 
     Args:
         path: The file.
 
     Raises:
-        UserError: It cannot be read or has no such columns, or a row says to drop and names no image.
+        UserError: It cannot be read or has no such columns, or a row says to drop and names no
+            image.
 
     Example:
         >>> write_table("mine.csv", {"image": ["a.jpg"], "action": ["drop"]})

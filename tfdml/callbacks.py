@@ -1,4 +1,5 @@
-"""The Keras callback `RetrievalEvaluation`: measures retrieval on held-out classes after each epoch of `fit`."""
+"""The Keras callback `RetrievalEvaluation`: measures retrieval on held-out classes after each epoch
+of `fit`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,13 +20,15 @@ __all__ = ["RetrievalEvaluation"]
 
 
 class RetrievalEvaluation(keras.callbacks.Callback):
-    """Writes retrieval metrics of held-out images into the logs of each epoch, as `val_recall@1` and `val_map@r`.
+    """Writes retrieval metrics of held-out images into the logs of each epoch, as `val_recall@1`
+    and `val_map@r`.
 
-    Embeds the images with the weights that the epoch ended with and calls `evaluate_retrieval`. Works with any
-    `keras.Model` that gives embeddings, and with a `MetricLearner`, on Keras's TensorFlow and JAX backends.
+    Embeds the images with the weights that the epoch ended with and calls `evaluate_retrieval`.
+    Works with any `keras.Model` that gives embeddings, and with a `MetricLearner`, on Keras's
+    TensorFlow and JAX backends.
 
-    The metrics are for other callbacks to monitor. Larger is better, and Keras cannot infer that from their names, so
-    say `mode="max"`:
+    The metrics are for other callbacks to monitor. Larger is better, and Keras cannot infer that
+    from their names, so say `mode="max"`:
 
         model.fit(x, y, epochs=50, callbacks=[
             tfdml.callbacks.RetrievalEvaluation(x_held_out, y_held_out),
@@ -33,27 +36,30 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         ])
 
     Keras calls callbacks in the order of their list, and hands each the logs of those before. List
-    `keras.callbacks.SwapEMAWeights` first, this callback second, and those that read its metrics after it. Then the
-    metrics are those of the weights that `ModelCheckpoint` saves.
+    `keras.callbacks.SwapEMAWeights` first, this callback second, and those that read its metrics
+    after it. Then the metrics are those of the weights that `ModelCheckpoint` saves.
 
     Args:
         x: The images: an array (N, ...), or batches of (images, labels) that end, such as
-            `tfdml.data.evaluation_batches`; these are read again after each epoch, in the same order.
-        y: (N,) class ids, where `x` is an array. Classes that are not trained on measure what a metric is for.
+            `tfdml.data.evaluation_batches`; these are read again after each epoch, in the same
+            order.
+        y: (N,) class ids, where `x` is an array. Classes that are not trained on measure what a
+            metric is for.
         gallery: (G, ...) the images that those of `x` are searched in; None: among each other.
         gallery_labels: (G,) class ids of `gallery`.
         ks: The K of `recall`.
-        metrics: Any of `recall` (every K of `ks`), `recall@K`, `precision@K`, `map@K`, `map@r`, `r_precision`, `map`;
-            see `tfdml.evaluation.evaluate_retrieval`.
+        metrics: Any of `recall` (every K of `ks`), `recall@K`, `precision@K`, `map@K`, `map@r`,
+            `r_precision`, `map`; see `tfdml.evaluation.evaluate_retrieval`.
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`.
         batch_size: Images of an array that are embedded at once.
-        embedder: From images to embeddings; by default the model that trains, of a `MetricLearner` its embedder.
+        embedder: From images to embeddings; by default the model that trains, of a `MetricLearner`
+            its embedder.
         prefix: What the names in the logs begin with.
 
     Raises:
-        UserError: Images and labels do not go together, a metric is unknown or needs more images than there are, or no
-            image has another of its class to find. While training: the embeddings are not finite, or a callback that
-            is listed later swaps other weights in.
+        UserError: Images and labels do not go together, a metric is unknown or needs more images
+            than there are, or no image has another of its class to find. While training: the
+            embeddings are not finite, or a callback that is listed later swaps other weights in.
 
     Example:
         >>> x, y = train.images.pixels(), train.labels
@@ -80,32 +86,58 @@ class RetrievalEvaluation(keras.callbacks.Callback):
     ):
         super().__init__()
         check_positive(batch_size=batch_size)
-        if y is None and (hasattr(x, "shape") or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__"))):
-            raise UserError("RetrievalEvaluation needs labels: give `y`, or batches of (images, labels) as `x`")
+        if y is None and (
+            hasattr(x, "shape") or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__"))
+        ):
+            raise UserError(
+                "RetrievalEvaluation needs labels: give `y`, or batches of (images, labels) as `x`"
+            )
         if hasattr(x, "__next__"):
-            raise UserError("a generator is used up after one epoch: give arrays, a tf.data.Dataset or a PyDataset")
+            raise UserError(
+                "a generator is used up after one epoch: give arrays, a tf.data.Dataset or a "
+                "PyDataset"
+            )
         if y is None and never_ends(x):
-            raise UserError("the batches to evaluate on never end: give one pass over the held-out images")
+            raise UserError(
+                "the batches to evaluate on never end: give one pass over the held-out images"
+            )
         self.x, self.y, self.gallery = x, None if y is None else integer_labels(y, "y"), gallery
-        self.gallery_labels = None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
+        self.gallery_labels = (
+            None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
+        )
         self.names = metric_names(metrics, ks, needs=PER_QUERY)
-        self.distance, self.batch_size, self.embedder, self.prefix = distance, batch_size, embedder, prefix
+        self.distance, self.batch_size, self.embedder, self.prefix = (
+            distance,
+            batch_size,
+            embedder,
+            prefix,
+        )
         self._weights: list[Any] = []
         if self.y is not None:
             # What is wrong is found now, not at the end of a long epoch.
-            nothing = [None if images is None else np.zeros((len(images), 1)) for images in (x, gallery)]
-            check_depth(retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names)
+            nothing = [
+                None if images is None else np.zeros((len(images), 1)) for images in (x, gallery)
+            ]
+            check_depth(
+                retrieval_task(nothing[0], self.y, nothing[1], self.gallery_labels), self.names
+            )
 
     def on_train_begin(self, logs=None):
-        """Refuse averaged weights on JAX, of which Keras frees arrays that a checkpoint then misses."""
+        """Refuse averaged weights on JAX, of which Keras frees arrays that a checkpoint then
+        misses."""
         if keras.backend.backend() == "jax" and getattr(self.model.optimizer, "use_ema", False):
-            raise UserError("RetrievalEvaluation does not go with an optimizer's `use_ema` on JAX: use TensorFlow")
+            raise UserError(
+                "RetrievalEvaluation does not go with an optimizer's `use_ema` on JAX: use "
+                "TensorFlow"
+            )
         self._weights = []  # those of another model, where it is used again
 
     def on_epoch_end(self, epoch, logs=None):
         """Measure, and add the metrics to the logs."""
         if logs is not None:
-            logs.update({f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()})
+            logs.update(
+                {f"{self.prefix}{name}": value for name, value in self.evaluate(self.model).items()}
+            )
         self._weights = [self._weight()] if self.model.trainable_variables else []
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -119,7 +151,8 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             # A swap and the one back round.
             if np.linalg.norm(self._weight() - before) < 1e-3 * np.linalg.norm(after - before):
                 raise UserError(
-                    "a callback swaps other weights in after RetrievalEvaluation has measured: list SwapEMAWeights "
+                    "a callback swaps other weights in after RetrievalEvaluation has measured: "
+                    "list SwapEMAWeights "
                     "before it, and the callbacks that read its metrics after it"
                 )
 
@@ -140,9 +173,16 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         else:
             parts: list[np.ndarray] = []
             embeddings, labels = embed(embedder, _images(self.x, parts)), np.concatenate(parts)
-        gallery = None if self.gallery is None else embed(embedder, slices(self.gallery, self.batch_size))
+        gallery = (
+            None if self.gallery is None else embed(embedder, slices(self.gallery, self.batch_size))
+        )
         metrics = evaluate_retrieval(
-            embeddings, labels, gallery, self.gallery_labels, metrics=self.names, distance=self.distance
+            embeddings,
+            labels,
+            gallery,
+            self.gallery_labels,
+            metrics=self.names,
+            distance=self.distance,
         )
         return {name: metrics[name] for name in self.names}
 
@@ -150,7 +190,11 @@ class RetrievalEvaluation(keras.callbacks.Callback):
 def _images(batches: Any, labels: list[np.ndarray]) -> Iterator[Any]:
     """Yield the images of batches of (images, labels); the labels are added to a list."""
     # A PyDataset may have items beyond its length.
-    finite = map(batches.__getitem__, range(len(batches))) if isinstance(batches, keras.utils.PyDataset) else batches
+    finite = (
+        map(batches.__getitem__, range(len(batches)))
+        if isinstance(batches, keras.utils.PyDataset)
+        else batches
+    )
     for batch in finite:
         if not isinstance(batch, tuple | list) or len(batch) < 2:
             raise UserError("each batch to evaluate on must be (images, labels)")

@@ -19,13 +19,16 @@ _MOST_LISTED = 24
 class UserError(ValueError):
     """Something that the user can mend: a path, a file, a flag, a value.
 
-    The message says what was wrong, where, and what to do about it. Arguments are named in backticks, as in Python
-    them (`` `batch_size=0` must be positive ``); the subcommands of `tfdml` print the message as one line without a
-    traceback, with flags in their place (`--batch_size=0`), and exit with status 2.
+    The message says what was wrong, where, and what to do about it. Arguments are named in
+    backticks, as in Python them (`` `batch_size=0` must be positive ``); the subcommands of `tfdml`
+    print the message as one line without a traceback, with flags in their place (`--batch_size=0`),
+    and exit with status 2.
     """
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callable[[Any], str] = json.dumps) -> str:
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], write: Callable[[Any], str] = json.dumps
+) -> str:
     """Return what differs between two mappings, in words; empty where nothing does.
 
     Args:
@@ -53,14 +56,17 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], write: Callab
 
 
 def short_message(
-    error: BaseException | str, keep: Literal["all", "first", "last"] = "all", named: bool = False, longest: int = 300
+    error: BaseException | str,
+    keep: Literal["all", "first", "last"] = "all",
+    named: bool = False,
+    longest: int = 300,
 ) -> str:
     r"""One line of what an exception says, over however many.
 
     Args:
         error: The exception, or what it says.
-        keep: Which of its lines: all, joined; the first; or, for exceptions of TensorFlow, what an assertion says or
-            else the last line before the description of its graph.
+        keep: Which of its lines: all, joined; the first; or, for exceptions of TensorFlow, what an
+            assertion says or else the last line before the description of its graph.
         named: Whether the exception's type comes first.
         longest: Characters of the line that are kept.
 
@@ -72,7 +78,8 @@ def short_message(
         "KeyError: 'labels'"
         >>> short_message("Graph execution error:\n\nInvalid PNG data\n\t [[{{node a}}]]", "last")
         'Invalid PNG data'
-        >>> short_message("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]", "last")
+        >>> short_message("assertion failed: [image_bytes[0] of 1: no bytes]\n\t [[{{node b}}]]",
+        ...     "last")
         'image_bytes[0] of 1: no bytes'
     """
     text = str(error)
@@ -130,7 +137,8 @@ def check_share(**numbers: float) -> None:
 
 
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
-    """Raise a `UserError` where a value is none of some choices, with the nearest of them; of many, that one alone."""
+    """Raise a `UserError` where a value is none of some choices, with the nearest of them; of many,
+    that one alone."""
     if value in choices:
         return
     near = difflib.get_close_matches(str(value), choices, 1)
@@ -140,8 +148,11 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
 
 
 @contextlib.contextmanager
-def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: str, **words: Any) -> Iterator[None]:
-    """Raise a `UserError` in place of an exception of these kinds; one that the block raises itself passes unchanged.
+def user_errors(
+    kinds: type[Exception] | tuple[type[Exception], ...], message: str, **words: Any
+) -> Iterator[None]:
+    """Raise a `UserError` in place of an exception of these kinds; one that the block raises itself
+    passes unchanged.
 
     Args:
         kinds: Types of exceptions; `UserError` alone to say more than the block's own.
@@ -160,7 +171,9 @@ def user_errors(kinds: type[Exception] | tuple[type[Exception], ...], message: s
         own = isinstance(error, UserError)
         if own and kinds is not UserError:
             raise
-        reason = str(error) if own else getattr(error, "strerror", None) or short_message(error, **words)
+        reason = (
+            str(error) if own else getattr(error, "strerror", None) or short_message(error, **words)
+        )
         raise UserError(message.replace(REASON, reason)) from error
 
 

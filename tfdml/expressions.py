@@ -1,4 +1,5 @@
-"""The readable syntax of objectives, backbones and policies: names with arguments, and weighted sums of them.
+"""The readable syntax of objectives, backbones and policies: names with arguments, and weighted
+sums of them.
 
     am_softmax(scale=20, margin=0.1) + 0.4 * jrs(levels=[pooled, embedding])
     mobilenetv2(alpha=0.35)
@@ -16,7 +17,9 @@ from typing import Any
 from tfdml.errors import UserError
 
 # Words that Python keeps for itself, such as `class`, outside of quotes.
-_RESERVED = re.compile(rf"""('[^']*'|"[^"]*")|\b({"|".join(set(keyword.kwlist) - {"True", "False", "None"})})\b""")
+_RESERVED = re.compile(
+    rf"""('[^']*'|"[^"]*")|\b({"|".join(set(keyword.kwlist) - {"True", "False", "None"})})\b"""
+)
 # The longest flag files of ours have objectives of half this length.
 _LONGEST = 200
 _WORDS = {"true": True, "false": False, "none": None}
@@ -53,7 +56,11 @@ def parse_arguments(text: str, flag: str) -> dict[str, Any]:
         >>> parse_arguments("size=32, by_class=false", "--dataset_options")
         {'size': 32, 'by_class': False}
     """
-    return _call(_expression(text, flag, f"options({text})"), text, flag).arguments if text.strip() else {}
+    return (
+        _call(_expression(text, flag, f"options({text})"), text, flag).arguments
+        if text.strip()
+        else {}
+    )
 
 
 def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
@@ -70,7 +77,10 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
     while nodes:
         node, sign = nodes.pop()
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
-            nodes += [(node.right, sign if isinstance(node.op, ast.Add) else -sign), (node.left, sign)]
+            nodes += [
+                (node.right, sign if isinstance(node.op, ast.Add) else -sign),
+                (node.left, sign),
+            ]
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
             factor, call = node.left, node.right
             if not isinstance(call, ast.Call | ast.Name | ast.Attribute):
@@ -85,7 +95,8 @@ def parse_sum(text: str, flag: str) -> list[tuple[float, Call]]:
 
 
 def shortened(text: str) -> str:
-    """Return a text for a message, which is to stay a line that can be read: cut where it is very long.
+    """Return a text for a message, which is to stay a line that can be read: cut where it is very
+    long.
 
     Example:
         >>> len(shortened("am_softmax + " * 1000))
@@ -96,7 +107,9 @@ def shortened(text: str) -> str:
 
 def _expression(text: str, flag: str, source: str = "") -> ast.expr:
     try:
-        quoted = _RESERVED.sub(lambda match: match[1] or repr(match[2]), " ".join((source or text).split()))
+        quoted = _RESERVED.sub(
+            lambda match: match[1] or repr(match[2]), " ".join((source or text).split())
+        )
         return ast.parse(quoted, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise _error(text, flag, "it cannot be read") from error
@@ -123,7 +136,11 @@ def _value(node: ast.expr, text: str, flag: str) -> Any:
         return node.value
     if isinstance(node, ast.Name):
         return _WORDS.get(node.id.lower(), node.id)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+    if (
+        isinstance(node, ast.UnaryOp)
+        and isinstance(node.op, ast.USub)
+        and isinstance(node.operand, ast.Constant)
+    ):
         value = node.operand.value
         if isinstance(value, (int, float)):
             return -value

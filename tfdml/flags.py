@@ -1,4 +1,5 @@
-"""Flags: the flag files that come with the package, command lines that name one, and when a flag has an effect."""
+"""Flags: the flag files that come with the package, command lines that name one, and when a flag
+has an effect."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tfdml.errors import REASON, UserError, user_errors
 
 
 def folder() -> Path:
-    """Return the folder of the shipped flag files: in the installed package, or next to it in a checkout."""
+    """Return the folder of the shipped flag files: in the installed package, or next to it in a
+    checkout."""
     package = Path(__file__).parent
     return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
 
@@ -25,15 +27,16 @@ def names() -> list[str]:
 
 
 def shipped(path: str) -> Path | None:
-    """Return the shipped file that a path such as `configs/sop_jrd.flags` names; None where there is none."""
+    """Return the shipped file that a path such as `configs/sop_jrd.flags` names; None where there
+    is none."""
     return folder().parent / path if path in names() else None
 
 
 def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> list[str]:
     """Return a command line in which the flags of a flag file stand in the place of its name.
 
-    A file that a flag file names is looked for next to it, and then from the working folder. `configs/...` that is not
-    there is one of the files that come with the package.
+    A file that a flag file names is looked for next to it, and then from the working folder.
+    `configs/...` that is not there is one of the files that come with the package.
 
     Args:
         words: A command line without the command, or the lines of a flag file.
@@ -65,7 +68,9 @@ def _read(path: str, including: tuple[str, ...]) -> list[str]:
         raise UserError(f"--flagfile={path}: the file includes itself; take that line out")
     with user_errors((OSError, ValueError), f"--flagfile={path} cannot be read as text: {REASON}"):
         lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    return read_flag_files([line for line in lines if line and not line.startswith(("#", "//"))], (*including, file))
+    return read_flag_files(
+        [line for line in lines if line and not line.startswith(("#", "//"))], (*including, file)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,10 +87,12 @@ class Effect:
 
 
 def needs(flag: str, *values: Any) -> Effect:
-    """Return the effect of a flag that needs another one: to have one of `values`, or else to be set at all.
+    """Return the effect of a flag that needs another one: to have one of `values`, or else to be
+    set at all.
 
     Example:
-        >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"}), needs("clip_norm").holds({"clip_norm": 1})
+        >>> needs("sampling",
+        ...     "shuffle").holds({"sampling": "hierarchical"}), needs("clip_norm").holds({"clip_norm": 1})
         (False, True)
     """
     if not values:
@@ -109,7 +116,9 @@ def both(*effects: Effect) -> Effect:
     )
 
 
-def in_vain(table: Mapping[str, Effect], values: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+def in_vain(
+    table: Mapping[str, Effect], values: Mapping[str, Any], names: Iterable[str]
+) -> dict[str, str]:
     """Return what to say of each flag that has no effect, by name.
 
     Args:
@@ -118,7 +127,8 @@ def in_vain(table: Mapping[str, Effect], values: Mapping[str, Any], names: Itera
         names: The flags to look at.
 
     Example:
-        >>> in_vain({"drop_factor": needs("drop_epochs")}, {"drop_factor": 0.5, "drop_epochs": ""}, ["drop_factor"])
+        >>> in_vain({"drop_factor": needs("drop_epochs")}, {"drop_factor": 0.5, "drop_epochs": ""},
+        ...     ["drop_factor"])
         {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; add that, or leave --drop_factor out'}
     """
     return {

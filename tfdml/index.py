@@ -11,7 +11,13 @@ import keras
 import numpy as np
 
 from tfdml.embeddings.compute import embed, slices
-from tfdml.embeddings.files import check_same_model, class_of_each, read_embeddings, table_of, write_file
+from tfdml.embeddings.files import (
+    check_same_model,
+    class_of_each,
+    read_embeddings,
+    table_of,
+    write_file,
+)
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
@@ -26,11 +32,12 @@ _EMBEDDINGS, _MODEL, _ABOUT = "embeddings.parquet", "model.keras", "index.json"
 class Index:
     """Embeds images with a model, and finds and classifies others by them.
 
-    The search is exact. For galleries that outgrow the memory, write embeddings with `tfdml embed` and put them into a
-    database with `tfdml index`.
+    The search is exact. For galleries that outgrow the memory, write embeddings with `tfdml embed`
+    and put them into a database with `tfdml index`.
 
     Args:
-        model: Any `keras.Model` or callable from images to (B, d) embeddings, such as a `tfdml.models.Embedder`.
+        model: Any `keras.Model` or callable from images to (B, d) embeddings, such as a
+            `tfdml.models.Embedder`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         batch_size: Images that are embedded at once.
 
@@ -74,28 +81,39 @@ class Index:
 
         Args:
             x: (N, ...) images, or batches of them.
-            y: (N,) names of classes, or class ids (integers), which mean the same in every call; with all images, or
-                with none.
+            y: (N,) names of classes, or class ids (integers), which mean the same in every call;
+                with all images, or with none.
             ids: (N,) what the images are called; their numbers by default.
-            class_names: Names of the class ids, such as those of a data set. The index keeps the names.
+            class_names: Names of the class ids, such as those of a data set. The index keeps the
+                names.
 
         Raises:
-            UserError: The embeddings are not finite or of another dimension, or there is not one label and id for each.
+            UserError: The embeddings are not finite or of another dimension, or there is not one
+                label and id for each.
         """
         embeddings = check_embeddings(self.embed(x))
         labels = None if y is None else ids_or_names(y, len(embeddings))
         if labels is not None and class_names is not None:
             labels = class_of_each(labels, class_names).astype(str)
-        ids = [str(len(self) + i) for i in range(len(embeddings))] if ids is None else list(map(str, ids))
+        ids = (
+            [str(len(self) + i) for i in range(len(embeddings))]
+            if ids is None
+            else list(map(str, ids))
+        )
         if len(ids) != len(embeddings):
-            raise UserError(f"`ids` must have one value for each of the {len(embeddings)} images; it has {len(ids)}")
+            raise UserError(
+                f"`ids` must have one value for each of the {len(embeddings)} images; it has "
+                f"{len(ids)}"
+            )
         if len({*self.ids, *ids}) < len(self) + len(ids):
             raise UserError("`ids` must differ from one another and from those in the index")
         if self.embeddings is not None:
             if (labels is None) != (self.labels is None):
                 raise UserError("give `y` with all images of an index, or with none")
             if embeddings.shape[1] != self.embeddings.shape[1]:
-                sizes = f"{embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
+                sizes = (
+                    f"{embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
+                )
                 raise UserError(f"the model gives {sizes}")
             embeddings = np.concatenate([self.embeddings, embeddings])
             if labels is not None and self.labels is not None:
@@ -123,14 +141,15 @@ class Index:
         )
 
     def calibrate(self, x: Any = None, y: Any = None, *, fpir: float = 0.01) -> Calibration:
-        """Return the threshold within which at most a share of the queries of unknown classes finds anything.
+        """Return the threshold within which at most a share of the queries of unknown classes finds
+        anything.
 
-        Each query searches the index without its own class. Set `calibration` to the result, and calibrate again when
-        the index has grown.
+        Each query searches the index without its own class. Set `calibration` to the result, and
+        calibrate again when the index has grown.
 
         Args:
-            x: (N, ...) images of classes that the model was not trained on; None: the images of the index, which must
-                then be of such classes.
+            x: (N, ...) images of classes that the model was not trained on; None: the images of the
+                index, which must then be of such classes.
             y: (N,) their class ids or names, as those of the index.
             fpir: The share, see `tfdml.evaluation.calibrate`.
 
@@ -141,10 +160,13 @@ class Index:
         if x is None:
             return calibrate(gallery, labels, fpir=fpir, distance=self.distance)
         queries = self.embed(x)
-        return calibrate(queries, y, fpir=fpir, gallery=gallery, gallery_labels=labels, distance=self.distance)
+        return calibrate(
+            queries, y, fpir=fpir, gallery=gallery, gallery_labels=labels, distance=self.distance
+        )
 
     def classify(self, x: Any, k: int = 5) -> Predictions:
-        """Return the class of each image by a vote of its k nearest; "unknown" beyond the calibrated threshold.
+        """Return the class of each image by a vote of its k nearest; "unknown" beyond the
+        calibrated threshold.
 
         Args:
             x: (Q, ...) images, or batches of them.
@@ -153,7 +175,9 @@ class Index:
         Raises:
             UserError: The index is empty or has no labels.
         """
-        classifier = KNNClassifier(*self._labeled(), k=k, distance=self.distance, threshold=self.calibration)
+        classifier = KNNClassifier(
+            *self._labeled(), k=k, distance=self.distance, threshold=self.calibration
+        )
         return classifier.classify(self.embed(x))
 
     def _filled(self) -> np.ndarray:
@@ -189,7 +213,10 @@ class Index:
             write_file(partial / _EMBEDDINGS, table_of(images, gallery))
             if isinstance(self.model, keras.Model):
                 self.model.save(partial / _MODEL)
-            write_json(partial / _ABOUT, about | {"calibration": self.calibration and self.calibration.to_dict()})
+            write_json(
+                partial / _ABOUT,
+                about | {"calibration": self.calibration and self.calibration.to_dict()},
+            )
             os.rename(partial, folder)
 
     @classmethod
@@ -201,7 +228,8 @@ class Index:
             model: Embeds further images; by default the model that was saved with the index.
 
         Raises:
-            UserError: The folder holds no index, neither it nor you give a model, or the model is another one.
+            UserError: The folder holds no index, neither it nor you give a model, or the model is
+                another one.
         """
         folder = Path(folder)
         about = read_json(folder / _ABOUT, {"distance": str, "batch_size": int, "model": str})
@@ -210,7 +238,9 @@ class Index:
                 raise UserError(f"{folder} holds no model: give the one that embedded its images")
             model = keras.saving.load_model(folder / _MODEL)
         check_same_model(
-            about["model"], fingerprint(model) if isinstance(model, keras.Model) else "", f"{folder} and `model`"
+            about["model"],
+            fingerprint(model) if isinstance(model, keras.Model) else "",
+            f"{folder} and `model`",
         )
         index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
         stored = read_embeddings(folder / _EMBEDDINGS)

@@ -1,8 +1,9 @@
-"""Reproducing kernels: k(x) is the (B, B) Gram matrix of a batch, k(x, y) the (B, B') one between two sets.
+"""Reproducing kernels: k(x) is the (B, B) Gram matrix of a batch, k(x, y) the (B, B') one between
+two sets.
 
-The bandwidth of the translation-invariant kernels adapts to the batch as in Chu et al., "Distance Metric Learning
-with Joint Representation Diversification", ICML 2020, sec. 5.1: it is the mean distance between different images
-of the batch, with the gradient stopped.
+The bandwidth of the translation-invariant kernels adapts to the batch as in Chu et al., "Distance
+Metric Learning with Joint Representation Diversification", ICML 2020, sec. 5.1: it is the mean
+distance between different images of the batch, with the gradient stopped.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,12 +18,14 @@ from tfdml.saving import Composed
 
 
 class Kernel(Composed):
-    """A reproducing kernel on vectors; subclasses give `matrix`, and keep their arguments under their names.
+    """A reproducing kernel on vectors; subclasses give `matrix`, and keep their arguments under
+    their names.
 
     A subclass whose values may be too large for float32 also gives `scaled_matrix`.
 
     Attributes:
-        whole_batch: Whether the values of an anchor depend on those of others, so that all anchors are needed.
+        whole_batch: Whether the values of an anchor depend on those of others, so that all anchors
+            are needed.
     """
 
     whole_batch = False
@@ -33,7 +36,8 @@ class Kernel(Composed):
         return self.matrix(_checked(pairs))
 
     def scaled(self, pairs: Pairs):
-        """Compute the Gram matrix as factor * exp(exponent), neither of which overflows where the matrix would.
+        """Compute the Gram matrix as factor * exp(exponent), neither of which overflows where the
+        matrix would.
 
         Args:
             pairs: Those of a batch.
@@ -44,7 +48,8 @@ class Kernel(Composed):
         return self.scaled_matrix(_checked(pairs))
 
     def scaled_matrix(self, pairs):
-        """Compute the factor and the exponent of validated pairs; by default the matrix itself, and None."""
+        """Compute the factor and the exponent of validated pairs; by default the matrix itself, and
+        None."""
         return self.matrix(pairs), None
 
     def matrix(self, pairs):
@@ -53,9 +58,13 @@ class Kernel(Composed):
 
 
 def _mean_distance(distances, pairs):
-    """Return the mean over pairs of different images, gradient stopped; 1 where every distance is 0."""
-    anchors, references = (ops.cast(n, "float32") for n in (pairs.num_anchors, ops.shape(distances)[1]))
-    # An anchor's distance to itself is 0, so the sum over all pairs is that over pairs of different images.
+    """Return the mean over pairs of different images, gradient stopped; 1 where every distance is
+    0."""
+    anchors, references = (
+        ops.cast(n, "float32") for n in (pairs.num_anchors, ops.shape(distances)[1])
+    )
+    # An anchor's distance to itself is 0, so the sum over all pairs is that over pairs of different
+    # images.
     others = references - 1.0 if pairs.within else references
     mean = pairs.total(ops.sum(distances)) / ops.maximum(anchors * others, 1.0)
     return ops.where(mean > 0, mean, 1.0)
@@ -65,12 +74,13 @@ def _mean_distance(distances, pairs):
 class GaussianMixture(Kernel):
     """A mixture of Gaussians: (1/K) sum_k exp(-|x - x'|^2 / (m_k tau)).
 
-    There is no factor 1/2 in the exponent. tau is the mean squared distance between different images of the batch
-    (of all pairs, in the form with two arguments), gradient stopped, unless `bandwidth` fixes it.
+    There is no factor 1/2 in the exponent. tau is the mean squared distance between different
+    images of the batch (of all pairs, in the form with two arguments), gradient stopped, unless
+    `bandwidth` fixes it.
 
     Args:
-        multipliers: The m_k. The paper's are (0.5, 1, 2) for pooled features and embeddings, (1,) for class
-            similarities.
+        multipliers: The m_k. The paper's are (0.5, 1, 2) for pooled features and embeddings, (1,)
+            for class similarities.
         bandwidth: A fixed tau, in squared units of x; None adapts it to each batch.
 
     Raises:
@@ -84,10 +94,14 @@ class GaussianMixture(Kernel):
     Source: Chu et al., ICML 2020, sec. 5.1, "Kernel design".
     """
 
-    def __init__(self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None):
+    def __init__(
+        self, multipliers: Sequence[float] = (0.5, 1.0, 2.0), bandwidth: float | None = None
+    ):
         listed = tuple(multipliers) if isinstance(multipliers, Iterable) else ()
         if not listed:
-            raise ValueError(f"multipliers must be one or more positive numbers, not {multipliers!r}")
+            raise ValueError(
+                f"multipliers must be one or more positive numbers, not {multipliers!r}"
+            )
         self.multipliers = tuple(number("each of multipliers", m, above=0) for m in listed)
         self.bandwidth = _check_bandwidth(bandwidth)
 
@@ -103,8 +117,8 @@ class GaussianMixture(Kernel):
 class Laplace(Kernel):
     """The Laplace kernel exp(-|x - x'|_1 / (m sigma)).
 
-    sigma is the mean L1 distance between different images of the batch, gradient stopped, unless `bandwidth` fixes
-    it. Memory is O(B^2 + B D): the B^2 D differences are never all alive.
+    sigma is the mean L1 distance between different images of the batch, gradient stopped, unless
+    `bandwidth` fixes it. Memory is O(B^2 + B D): the B^2 D differences are never all alive.
 
     Args:
         multiplier: The m above.
@@ -158,7 +172,8 @@ class Polynomial(Kernel):
         return self._power(pairs.products() + 1.0)
 
     def scaled_matrix(self, pairs):
-        """Compute ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient stopped."""
+        """Compute ((x . x' + 1) / c)^p and p ln(c), with c the largest |x . x' + 1|, gradient
+        stopped."""
         base = pairs.products() + 1.0
         largest = ops.max(ops.abs(ops.stop_gradient(base)), initial=1.0)
         return self._power(base / largest), self.degree * ops.log(largest)
@@ -176,9 +191,10 @@ class Exponential(Kernel):
     """The kernel exp(x . x'), whose mean embedding is the moment-generating function.
 
     Args:
-        max_exponent: x . x' is clipped from above at this value, since float32 overflows at 88. It matters for
-            features that are not normalized only; unit vectors never reach it. The product of several levels' kernels
-            is bounded as a whole instead: see `tfdml.objectives.JointRepresentationSimilarity`.
+        max_exponent: x . x' is clipped from above at this value, since float32 overflows at 88. It
+            matters for features that are not normalized only; unit vectors never reach it. The
+            product of several levels' kernels is bounded as a whole instead: see
+            `tfdml.objectives.JointRepresentationSimilarity`.
 
     Raises:
         ValueError: `max_exponent` is not positive, or above 88.
@@ -208,7 +224,10 @@ class Exponential(Kernel):
 def _checked(pairs):
     shapes = [tuple(x.shape) for x in (pairs.anchors, pairs.references)]
     if any(len(shape) != 2 for shape in shapes):
-        raise ValueError(f"a kernel takes vectors (B, D), not shape {' and '.join(map(str, dict.fromkeys(shapes)))}")
+        raise ValueError(
+            "a kernel takes vectors (B, D), not shape "
+            f"{' and '.join(map(str, dict.fromkeys(shapes)))}"
+        )
     return pairs
 
 

@@ -19,7 +19,8 @@ class Scope:
     Attributes:
         first: The first anchor's row of the batch. It may be a tensor, as `count` may.
         count: The number of anchors; None for the whole batch.
-        total: From the sum over these anchors to the sum over the whole batch; None where they are the same.
+        total: From the sum over these anchors to the sum over the whole batch; None where they are
+            the same.
     """
 
     first: Any = 0
@@ -28,7 +29,8 @@ class Scope:
 
     @classmethod
     def of_replica(cls, num_local) -> Scope:
-        """Return the scope of this replica's images, of which there are `num_local`, in the batch of all replicas."""
+        """Return the scope of this replica's images, of which there are `num_local`, in the batch
+        of all replicas."""
         if replicas.count() == 1:
             return cls()
         return cls(replicas.first_row(num_local), num_local, _total_of_replicas)
@@ -40,12 +42,13 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Pairs:
-    """Anchors (b, d), the references (B, d) that they are compared with, and which of the pairs count.
+    """Anchors (b, d), the references (B, d) that they are compared with, and which of the pairs
+    count.
 
-    On a single device anchors and references are the batch. On each of several replicas the anchors are its own images
-    and the references those of all replicas. With a cross-batch memory the references also hold the memory. A loss need
-    not know which case it is in: it computes one value per anchor, (b,), from matrices (b, B), and asks `total` for
-    sums over all anchors.
+    On a single device anchors and references are the batch. On each of several replicas the anchors
+    are its own images and the references those of all replicas. With a cross-batch memory the
+    references also hold the memory. A loss need not know which case it is in: it computes one value
+    per anchor, (b,), from matrices (b, B), and asks `total` for sums over all anchors.
 
     Make them with `Pairs.of_batch`.
 
@@ -57,10 +60,14 @@ class Pairs:
         within: Whether the references are images of the batch alone, without a memory.
         apart: Whether no anchor is one of the references: of two sets, and of two views of a batch.
         relation: Which images belong together; None for equal labels.
-        labels: (B,) integers, or rows (B, L), of the references. Without labels this and the masks are None.
-        positives: (b, B) booleans, the pairs of two images of one class. An anchor is never its own positive.
-        negatives: (b, B) booleans, the pairs of images of different classes. A pair that is in neither is unknown.
-        grades: (b, B) float32, the similarities that the relation returns; None where it returns booleans.
+        labels: (B,) integers, or rows (B, L), of the references. Without labels this and the masks
+            are None.
+        positives: (b, B) booleans, the pairs of two images of one class. An anchor is never its own
+            positive.
+        negatives: (b, B) booleans, the pairs of images of different classes. A pair that is in
+            neither is unknown.
+        grades: (b, B) float32, the similarities that the relation returns; None where it returns
+            booleans.
         distance: What `distances()` are where none is named.
 
     Example:
@@ -86,18 +93,28 @@ class Pairs:
     _matrices: dict[Any, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @classmethod
-    def of_batch(cls, vectors, labels=None, relation: Callable | None = None, scope: Scope = Scope()) -> Pairs:
+    def of_batch(
+        cls, vectors, labels=None, relation: Callable | None = None, scope: Scope = Scope()
+    ) -> Pairs:
         """Create the pairs of a batch.
 
         Args:
             vectors: (N, d), or (N, ...), of the whole batch.
-            labels: (N,) integers; with `relation` rows (N, L) too. None if no positives and negatives are wanted.
-            relation: A `tfdml.mining.Relation`, which images belong together; None for equal labels.
+            labels: (N,) integers; with `relation` rows (N, L) too. None if no positives and
+                negatives are wanted.
+            relation: A `tfdml.mining.Relation`, which images belong together; None for equal
+                labels.
             scope: Which images are anchors; by default all.
         """
         references = _float32(vectors)
-        pairs = cls(scope.take(references), references, ops.shape(references)[0], scope, relation=relation)
-        return pairs if labels is None else pairs._with_labels(pairwise.as_labels(labels, rows=relation is not None))
+        pairs = cls(
+            scope.take(references), references, ops.shape(references)[0], scope, relation=relation
+        )
+        return (
+            pairs
+            if labels is None
+            else pairs._with_labels(pairwise.as_labels(labels, rows=relation is not None))
+        )
 
     @classmethod
     def between(cls, anchors, references) -> Pairs:
@@ -106,26 +123,39 @@ class Pairs:
         return cls(anchors, references, ops.shape(anchors)[0], within=False, apart=True)
 
     def _with_labels(self, labels) -> Pairs:
-        """Return the same pairs with these labels of the references, and the masks and grades that they give."""
-        together, others = pairwise.together(self.scope.take(labels), labels, self.relation), self.others
+        """Return the same pairs with these labels of the references, and the masks and grades that
+        they give."""
+        together, others = (
+            pairwise.together(self.scope.take(labels), labels, self.relation),
+            self.others,
+        )
         if together.dtype == "bool":
             negatives = ops.logical_not(together)
             if self.relation is not None:
                 # An image without any label belongs to none, not even to itself.
                 negatives = ops.logical_and(negatives, others)
-            masks = {"positives": ops.logical_and(together, others), "negatives": negatives, "grades": None}
+            masks = {
+                "positives": ops.logical_and(together, others),
+                "negatives": negatives,
+                "grades": None,
+            }
         else:
             graded = ops.logical_and(ops.logical_not(ops.isnan(together)), others)
             # Of unknown pairs 0, as a NaN would get into gradients even where it is masked.
             grades = ops.where(graded, together, 0.0)
             together = grades >= getattr(self.relation, "threshold", 0.5)
             negatives = ops.logical_and(graded, ops.logical_not(together))
-            masks = {"positives": ops.logical_and(graded, together), "negatives": negatives, "grades": grades}
+            masks = {
+                "positives": ops.logical_and(graded, together),
+                "negatives": negatives,
+                "grades": grades,
+            }
         return dataclasses.replace(self, labels=labels, **masks)
 
     @property
     def similarities(self):
-        """(b, B) float32, how similar the images of each positive and negative are said to be; 1 and 0 by class."""
+        """(b, B) float32, how similar the images of each positive and negative are said to be; 1
+        and 0 by class."""
         return ops.cast(self.positives, "float32") if self.grades is None else self.grades
 
     @property
@@ -138,7 +168,9 @@ class Pairs:
         """(b, B) booleans, true where the reference is the anchor's own image."""
         # As rows behind those of the references, no anchor is one of them.
         first = ops.shape(self.references)[0] if self.apart else self.scope.first
-        return pairwise.identity_mask(ops.shape(self.anchors)[0], ops.shape(self.references)[0], first)
+        return pairwise.identity_mask(
+            ops.shape(self.anchors)[0], ops.shape(self.references)[0], first
+        )
 
     @property
     def others(self):
@@ -155,13 +187,15 @@ class Pairs:
         return self.scope.take(values)
 
     def distances(self, distance=None):
-        """Compute the dissimilarities of anchors and references: (b, B) float32, smaller is more alike.
+        """Compute the dissimilarities of anchors and references: (b, B) float32, smaller is more
+        alike.
 
-        Each matrix is computed once. In a loop or branch of a graph, use a matrix that was computed before it.
+        Each matrix is computed once. In a loop or branch of a graph, use a matrix that was computed
+        before it.
 
         Args:
-            distance: One of `tfdml.pairwise.DISTANCES`, or a `tfdml.mining.Distance` or function of two matrices. By
-                default that of the loss that the pairs were made for.
+            distance: One of `tfdml.pairwise.DISTANCES`, or a `tfdml.mining.Distance` or function of
+                two matrices. By default that of the loss that the pairs were made for.
 
         Raises:
             ValueError: `distance` is none of these, or does not return a matrix (b, B).
@@ -188,7 +222,9 @@ class Pairs:
         size = (self.anchors.shape[0], self.references.shape[0])
         if not _fits(matrix, size):
             name = getattr(distance, "__name__", type(distance).__name__)
-            raise ValueError(f"distance {name} must return a matrix {size}, not {tuple(matrix.shape)}")
+            raise ValueError(
+                f"distance {name} must return a matrix {size}, not {tuple(matrix.shape)}"
+            )
         matrix = ops.cast(matrix, "float32")
         return -matrix if getattr(distance, "larger_is_closer", False) else matrix
 
@@ -208,7 +244,8 @@ class Pairs:
         return self._matrices["products"]
 
     def total(self, values):
-        """Return the sum over all anchors of the batch, from the sum over these. No gradient flows through it.
+        """Return the sum over all anchors of the batch, from the sum over these. No gradient flows
+        through it.
 
         Args:
             values: A scalar or tensor, what these anchors make up.
@@ -221,7 +258,8 @@ class Pairs:
         return self.total(pairwise.masked_count(mask))
 
     def mean(self, values, mask=None):
-        """Compute the mean over the pairs of all anchors, or the part of it that these anchors make up.
+        """Compute the mean over the pairs of all anchors, or the part of it that these anchors make
+        up.
 
         Args:
             values: (b, B), or (b,).
@@ -231,7 +269,8 @@ class Pairs:
         return pairwise.masked_sum(values, mask) / ops.maximum(self.count(mask), 1.0)
 
     def scale_to_mean(self, rows, counted):
-        """Scales sums of the anchors, (b,), so that their mean over all anchors is their total over `counted`.
+        """Scales sums of the anchors, (b,), so that their mean over all anchors is their total over
+        `counted`.
 
         Args:
             rows: (b,); all 0 where nothing is counted.
@@ -241,21 +280,29 @@ class Pairs:
         return rows * (ops.cast(self.num_anchors, "float32") / ops.where(counted > 0, counted, 1.0))
 
     def keep(self, positives, negatives) -> Pairs:
-        """Return the same pairs with only those positives and negatives that are in these masks (b, B) too.
+        """Return the same pairs with only those positives and negatives that are in these masks (b,
+        B) too.
 
         Raises:
             ValueError: A mask has another shape.
         """
-        masks = {"positives": ops.convert_to_tensor(positives), "negatives": ops.convert_to_tensor(negatives)}
+        masks = {
+            "positives": ops.convert_to_tensor(positives),
+            "negatives": ops.convert_to_tensor(negatives),
+        }
         for name, mask in masks.items():
             present = getattr(self, name)
             if not _fits(mask, tuple(present.shape)):
-                raise ValueError(f"{name} to keep must have shape {tuple(present.shape)}, not {tuple(mask.shape)}")
+                raise ValueError(
+                    f"{name} to keep must have shape {tuple(present.shape)}, not "
+                    f"{tuple(mask.shape)}"
+                )
             masks[name] = ops.logical_and(present, ops.cast(mask, "bool"))
         return dataclasses.replace(self, **masks)
 
     def keep_images(self, kept) -> Pairs:
-        """Return the same pairs without those of references, and of anchors, for which `kept` (B,) is false."""
+        """Return the same pairs without those of references, and of anchors, for which `kept` (B,)
+        is false."""
         mask = ops.logical_and(self.scope.take(kept)[:, None], kept[None, :])
         return self.keep(mask, mask)
 
@@ -264,7 +311,8 @@ class Pairs:
         return dataclasses.replace(self, distance=distance)
 
     def on(self, vectors) -> Pairs:
-        """Return the same pairs of another representation: vectors (N, d), or (N, ...), of the whole batch.
+        """Return the same pairs of another representation: vectors (N, d), or (N, ...), of the
+        whole batch.
 
         Raises:
             ValueError: The references are not the images of the batch alone.
@@ -281,7 +329,8 @@ class Pairs:
 
         Args:
             other: The pairs of the other view, with the same labels and scope.
-            shared: Whether the positives of these pairs are positives too; else they are in neither mask.
+            shared: Whether the positives of these pairs are positives too; else they are in neither
+                mask.
         """
         own = self.itself
         grades = None if self.grades is None else ops.where(own, 1.0, self.grades)
@@ -316,7 +365,9 @@ class Pairs:
         references = ops.concatenate([ops.stop_gradient(self.references), vectors], axis=0)
         scope = dataclasses.replace(self.scope, count=ops.shape(self.anchors)[0])
         pairs = dataclasses.replace(self._of(self.anchors, references), scope=scope, within=False)
-        return pairs._with_labels(ops.concatenate([self.labels, ops.cast(labels, self.labels.dtype)], axis=0))
+        return pairs._with_labels(
+            ops.concatenate([self.labels, ops.cast(labels, self.labels.dtype)], axis=0)
+        )
 
     def _of(self, anchors, references) -> Pairs:
         """Return the same pairs of other vectors."""
@@ -324,7 +375,10 @@ class Pairs:
 
 
 def pairs_by_name(
-    representations: Mapping[str, Any], labels, relation: Callable | None = None, scope: Scope = Scope()
+    representations: Mapping[str, Any],
+    labels,
+    relation: Callable | None = None,
+    scope: Scope = Scope(),
 ) -> dict[str, Pairs]:
     """Create the pairs of each representation, which share their masks.
 
@@ -335,8 +389,10 @@ def pairs_by_name(
         scope: As of `Pairs.of_batch`.
 
     Example:
-        >>> named = pairs_by_name({"pooled": keras.ops.ones((2, 3)), "embedding": keras.ops.eye(2)}, labels=[0, 1])
-        >>> float(named["embedding"].distances("sqeuclidean")[0, 1]), float(named["pooled"].distances()[0, 1])
+        >>> named = pairs_by_name({"pooled": keras.ops.ones((2, 3)), "embedding": keras.ops.eye(2)},
+        ...     labels=[0, 1])
+        >>> float(named["embedding"].distances("sqeuclidean")[0,
+        ...     1]), float(named["pooled"].distances()[0, 1])
         (2.0, 0.0)
     """
     first, *others = representations
@@ -360,7 +416,9 @@ def _float32(vectors):
 def _fits(matrix, size: tuple) -> bool:
     """Whether a matrix has this size, as far as both are known."""
     shape = tuple(matrix.shape)
-    return len(shape) == len(size) and all(None in two or two[0] == two[1] for two in zip(shape, size, strict=True))
+    return len(shape) == len(size) and all(
+        None in two or two[0] == two[1] for two in zip(shape, size, strict=True)
+    )
 
 
 def _total_of_replicas(x):

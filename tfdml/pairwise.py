@@ -1,7 +1,7 @@
 """Distances and similarities between vectors, masks and masked reductions.
 
-Everything is computed in float32 whatever the dtype policy, on GPUs too, costs O(B^2) memory for B images, and has
-finite values and gradients for duplicates, zero vectors and empty masks.
+Everything is computed in float32 whatever the dtype policy, on GPUs too, costs O(B^2) memory for B
+images, and has finite values and gradients for duplicates, zero vectors and empty masks.
 """
 
 import functools
@@ -34,8 +34,8 @@ def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.
         (N,) int64; with `rows` (N, L) where there are several.
 
     Raises:
-        UserError: Names, numbers that are not whole, floats so large that ids merge, rows of several labels (one-hot or
-            multi-hot), or beyond int64.
+        UserError: Names, numbers that are not whole, floats so large that ids merge, rows of
+            several labels (one-hot or multi-hot), or beyond int64.
 
     Example:
         >>> integer_labels([[3.0], [1.0]])
@@ -68,11 +68,15 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
         Traceback (most recent call last):
         tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, the rows of the images
     """
-    with user_errors(ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"):
+    with user_errors(
+        ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"
+    ):
         array = np.asarray(rows)
     if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
         kind = f"{array.dtype} of shape {array.shape}"
-        raise UserError(f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {kind}")
+        raise UserError(
+            f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {kind}"
+        )
     end = np.iinfo(np.int64).max if size is None else size
     # Written so that NaN fails, too.
     right = (array == np.rint(array)) & (array >= 0) & (array < end)
@@ -80,7 +84,8 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
         place = int(np.flatnonzero(~right.all(axis=1))[0])
         span = "from 0 on" if size is None else f"from 0 to {size - 1}"
         raise UserError(
-            f"{what}: row {place} is {array[place].tolist()}: give whole numbers {span}, the rows of the images"
+            f"{what}: row {place} is {array[place].tolist()}: give whole numbers {span}, the rows "
+            "of the images"
         )
     return array.astype(np.int64)
 
@@ -102,11 +107,15 @@ def require_classes(labels: np.ndarray, use: str) -> None:
     """
     if len(labels) and (labels == labels[0]).all():
         count = f"all {len(labels)} are of class {labels[0]}"
-        raise UserError(f"{use} needs images of two classes or more; {count}: check how the classes are read")
+        raise UserError(
+            f"{use} needs images of two classes or more; {count}: check how the classes are read"
+        )
 
 
 def _as_array(labels, what) -> np.ndarray:
-    with user_errors(ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"):
+    with user_errors(
+        ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"
+    ):
         array = np.asarray(labels)
     if array.dtype.kind == "O":
         for kind, numbers in ((np.int64, (int, np.integer)), (np.float64, (int, float, np.number))):
@@ -118,15 +127,21 @@ def _as_array(labels, what) -> np.ndarray:
 
 def _whole_numbers(array: np.ndarray, what: str) -> np.ndarray:
     if array.dtype.kind not in "iubf":
-        value = next((value for value in array.flat if not isinstance(value, int | float | np.number)), "")
-        raise UserError(f"{what} must be integers, not names such as {str(value)[:40]!r}: {_numbered(what)}")
+        value = next(
+            (value for value in array.flat if not isinstance(value, int | float | np.number)), ""
+        )
+        raise UserError(
+            f"{what} must be integers, not names such as {str(value)[:40]!r}: {_numbered(what)}"
+        )
     if array.dtype == np.uint64 and array.max(initial=0) > np.iinfo(np.int64).max:
         raise UserError(f"{what} must fit int64; the largest is {array.max()}")
     if array.dtype.kind == "f":
         whole = np.isfinite(array) & (array == np.rint(array))
         if not whole.all():
             fraction = array[~whole].flat[0]
-            raise UserError(f"{what} must be integers; {fraction:g} is not a whole number: {_numbered(what)}")
+            raise UserError(
+                f"{what} must be integers; {fraction:g} is not a whole number: {_numbered(what)}"
+            )
         limit = 2.0 ** min(np.finfo(array.dtype).nmant + 1, 63)
         if np.abs(array).max(initial=0) >= limit:
             merged = _merging(array.dtype, limit)
@@ -144,8 +159,10 @@ def _merging(dtype, limit: float) -> str:
 
 def _wrong_shape(what: str, labels: Any) -> str:
     return (
-        f"{what} must have shape (B,) or (B, 1), not {tuple(labels.shape)}: {what}.argmax(axis=1) makes such of "
-        "one-hot rows; a loss with positives=tfdml.mining.shares_a_label trains on rows of several labels; evaluation "
+        f"{what} must have shape (B,) or (B, 1), not {tuple(labels.shape)}: {what}.argmax(axis=1) "
+        "makes such of "
+        "one-hot rows; a loss with positives=tfdml.mining.shares_a_label trains on rows of several "
+        "labels; evaluation "
         "on them is not offered"
     )
 
@@ -153,18 +170,20 @@ def _wrong_shape(what: str, labels: Any) -> str:
 def as_labels(labels, rows=False):
     """Convert class labels to a vector of integers (B,); with `rows` to rows of them (B, L).
 
-    Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see `integer_labels`. In a graph, where
-    values are not known yet, a float that `integer_labels` would refuse becomes a label of which `nan_if_no_label` is
-    NaN, and TensorFlow raises unless XLA compiles the step. On a backend without 64-bit integers, concrete ids that
-    need them are renumbered within the batch, so they never collide.
+    Accepts (B,) or (B, 1) integers, booleans, or floats that are whole numbers; see
+    `integer_labels`. In a graph, where values are not known yet, a float that `integer_labels`
+    would refuse becomes a label of which `nan_if_no_label` is NaN, and TensorFlow raises unless XLA
+    compiles the step. On a backend without 64-bit integers, concrete ids that need them are
+    renumbered within the batch, so they never collide.
 
     Args:
         labels: The labels.
-        rows: Whether each image has several, as label sets and hierarchies do; a vector then becomes (B, 1).
+        rows: Whether each image has several, as label sets and hierarchies do; a vector then
+            becomes (B, 1).
 
     Raises:
-        UserError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or concrete values are not
-            whole numbers.
+        UserError: The labels are not a vector (with `rows`, neither a vector nor a matrix), or
+            concrete values are not whole numbers.
     """
     if not (ops.is_tensor(labels) or isinstance(labels, keras.KerasTensor)):
         labels = _as_array(labels, "labels")
@@ -182,7 +201,11 @@ def as_labels(labels, rows=False):
         raise UserError(_wrong_shape("labels", labels))
     if not isinstance(labels, np.ndarray):
         # TensorFlow's type is not hashable, nor a string of NumPy's.
-        kind = "string" if "string" in str(labels.dtype) else keras.backend.standardize_dtype(labels.dtype)
+        kind = (
+            "string"
+            if "string" in str(labels.dtype)
+            else keras.backend.standardize_dtype(labels.dtype)
+        )
         if "int" in kind:
             return labels
         try:
@@ -196,7 +219,8 @@ def as_labels(labels, rows=False):
 
 
 def check_counts(what, labels, vectors) -> None:
-    """Refuse labels of another number than there are images, where both are known: one label alone would be of all.
+    """Refuse labels of another number than there are images, where both are known: one label alone
+    would be of all.
 
     Args:
         what: What computes with them, to begin the message.
@@ -208,7 +232,10 @@ def check_counts(what, labels, vectors) -> None:
     """
     counts = labels.shape[0], vectors.shape[0]
     if None not in counts and counts[0] != counts[1]:
-        raise UserError(f"{what} needs a label for each image: got {counts[0]:,} labels for {counts[1]:,} images")
+        raise UserError(
+            f"{what} needs a label for each image: got {counts[0]:,} labels for {counts[1]:,} "
+            "images"
+        )
 
 
 def nan_if_no_label(labels):
@@ -228,12 +255,16 @@ def _integer_type() -> str:
 
 
 def _checked_in_graph(labels, kind: str):
-    """Return labels without values as integers; the lowest one in place of a float that is not a whole number."""
+    """Return labels without values as integers; the lowest one in place of a float that is not a
+    whole number."""
     if kind == "bool":
         return ops.cast(labels, _integer_type())
     digits = {"float16": 11, "float32": 24, "float64": 53}
     if kind not in digits:
-        raise UserError(f"labels must be integers, not names or other values of dtype {kind}: {_numbered('labels')}")
+        raise UserError(
+            f"labels must be integers, not names or other values of dtype {kind}: "
+            f"{_numbered('labels')}"
+        )
     limit = min(2.0 ** digits[kind], -float(np.iinfo(_integer_type()).min))
     whole = ops.logical_and(labels == ops.round(labels), ops.abs(labels) < limit)
     if keras.backend.backend() == "tensorflow" and not isinstance(labels, keras.KerasTensor):
@@ -244,7 +275,9 @@ def _checked_in_graph(labels, kind: str):
         tf.debugging.Assert(tf.reduce_all(whole), [message, labels], summarize=8)
     # Neither XLA nor JAX can raise.
     needs = f"whole numbers below {limit:,.0f}, or the loss of a compiled step is NaN"
-    warnings.warn(f"labels reach the loss as {kind}: they must be {needs}; give integers", stacklevel=2)
+    warnings.warn(
+        f"labels reach the loss as {kind}: they must be {needs}; give integers", stacklevel=2
+    )
     integers = ops.cast(ops.where(whole, labels, 0), _integer_type())
     return ops.where(whole, integers, np.iinfo(_integer_type()).min)
 
@@ -258,7 +291,8 @@ def l2_normalize(x, axis=-1):
 
 
 def custom_gradient(function: Callable) -> Callable:
-    """Return `keras.ops.custom_gradient` of a function whose gradient takes what comes from above alone.
+    """Return `keras.ops.custom_gradient` of a function whose gradient takes what comes from above
+    alone.
 
     On PyTorch Keras gives it the arguments, too.
     """
@@ -285,8 +319,8 @@ def safe_sqrt(x):
 def matmul(x, y):
     """Compute the product of matrices in full float32: (..., N, D), (..., D, M) -> (..., N, M).
 
-    By default TensorFlow and JAX let a GPU round the factors to 10 bits (TF32). What that does to losses:
-    docs/backends.md.
+    By default TensorFlow and JAX let a GPU round the factors to 10 bits (TF32). What that does to
+    losses: docs/backends.md.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -307,7 +341,8 @@ def _tensorflow_rounds_factors() -> bool:
 
 @custom_gradient
 def _matmul_in_parts(x, y):
-    """Compute x @ y from factors of 10 bits; the product of the last bits of both is below float32's rounding.
+    """Compute x @ y from factors of 10 bits; the product of the last bits of both is below
+    float32's rounding.
 
     TensorFlow allows or forbids TF32 for the process as a whole, the network included.
     """
@@ -315,7 +350,9 @@ def _matmul_in_parts(x, y):
     small = ops.matmul(x_high, y_low) + ops.matmul(x_low, y_high)
 
     def grad(upstream):
-        return _matmul_in_parts(upstream, _transposed(y)), _matmul_in_parts(_transposed(x), upstream)
+        return _matmul_in_parts(upstream, _transposed(y)), _matmul_in_parts(
+            _transposed(x), upstream
+        )
 
     return small + ops.matmul(x_high, y_high), grad
 
@@ -340,7 +377,8 @@ def dot_products(x, y=None):
 
 @custom_gradient
 def _gram(x):
-    """Compute x @ x^T, whose gradient (G + G^T) x is one product where that of two matrices is two."""
+    """Compute x @ x^T, whose gradient (G + G^T) x is one product where that of two matrices is
+    two."""
 
     def grad(upstream):
         return matmul(upstream + ops.transpose(upstream), x)
@@ -365,16 +403,18 @@ def _squared_by_product(x):
 def squared_distances(x, y=None, itself=None):
     """Compute the matrix of |x_i - y_j|^2: (B, D), (B', D) -> (B, B'); `y` defaults to `x`.
 
-    By one product of matrices, after both sides are shifted by the mean of `y`, which changes no distance. A product
-    loses distances that are small compared with |x_i|^2 + |y_j|^2: in clusters that are far apart, or of all others
-    where one vector is far away. Pairs with less than a 1,000th of that sum are computed from x_i - y_j instead, their
-    gradient too, so that no vector blurs the distances of others and duplicates are at exactly 0. That costs O(B^2 D)
-    operations in batches that hold such a pair, and nothing in others.
+    By one product of matrices, after both sides are shifted by the mean of `y`, which changes no
+    distance. A product loses distances that are small compared with |x_i|^2 + |y_j|^2: in clusters
+    that are far apart, or of all others where one vector is far away. Pairs with less than a
+    1,000th of that sum are computed from x_i - y_j instead, their gradient too, so that no vector
+    blurs the distances of others and duplicates are at exactly 0. That costs O(B^2 D) operations in
+    batches that hold such a pair, and nothing in others.
 
     Args:
         x: (B, D).
         y: (B', D).
-        itself: (B, B') booleans, the pairs of an image with itself, which are at 0. Without `y` it is the diagonal.
+        itself: (B, B') booleans, the pairs of an image with itself, which are at 0. Without `y` it
+            is the diagonal.
     """
     x = ops.cast(x, "float32")
     others = x if y is None else ops.cast(y, "float32")
@@ -408,18 +448,25 @@ def absolute_distances(x, y=None):
 def _by_differences(x, y, function, slope):
     """Compute the matrix of sum_d function(x_id - y_jd), of a function with this slope.
 
-    Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2 D).
+    Computed anchor by anchor in both directions, so that memory stays O(B^2 + B D) and not O(B^2
+    D).
     """
 
     @custom_gradient
     def compute(x, y):
-        # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never asks for them.
+        # Cut off from any tape: an eager one would keep the B^2 D differences although grad() never
+        # asks for them.
         x, y = ops.stop_gradient(x), ops.stop_gradient(y)
         value = ops.map(lambda row: ops.sum(function(row[None, :] - y), axis=1), x)
 
         def grad(upstream):
-            grad_x = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - y))[0], (x, upstream))
-            grad_y = ops.map(lambda r: matmul(r[1][None, :], slope(r[0][None, :] - x))[0], (y, ops.transpose(upstream)))
+            grad_x = ops.map(
+                lambda r: matmul(r[1][None, :], slope(r[0][None, :] - y))[0], (x, upstream)
+            )
+            grad_y = ops.map(
+                lambda r: matmul(r[1][None, :], slope(r[0][None, :] - x))[0],
+                (y, ops.transpose(upstream)),
+            )
             return grad_x, grad_y
 
         return value, grad
@@ -440,7 +487,8 @@ def identity_mask(count, size=None, first=0):
 
 
 def together(a, b, relation: Callable | None = None):
-    """Return (N, M), whether images of labels `a` and `b` belong together: booleans, or float32 similarities.
+    """Return (N, M), whether images of labels `a` and `b` belong together: booleans, or float32
+    similarities.
 
     Args:
         a: (N,) integers, or rows (N, L).
@@ -455,7 +503,10 @@ def together(a, b, relation: Callable | None = None):
     rows = [labels[:, None] if len(labels.shape) == 1 else labels for labels in (a, b)]
     found = ops.convert_to_tensor(relation(*rows))
     if len(found.shape) != 2:
-        raise ValueError(f"a relation must return a matrix (N, M) for labels (N, L) and (M, L), not {found.shape}")
+        raise ValueError(
+            "a relation must return a matrix (N, M) for labels (N, L) and (M, L), not "
+            f"{found.shape}"
+        )
     graded = "float" in keras.backend.standardize_dtype(found.dtype)
     return ops.cast(found, "float32" if graded else "bool")
 
@@ -481,7 +532,8 @@ def masked_mean(values, mask, axis=None):
 
 
 def index_of_largest(values):
-    """Return the index of the largest value of each row, the first among equals: (N, M) -> (N,); also for N = M = 0.
+    """Return the index of the largest value of each row, the first among equals: (N, M) -> (N,);
+    also for N = M = 0.
 
     Example:
         >>> np.array(index_of_largest(keras.ops.array([[1.0, 3.0, 3.0]]))).tolist()
@@ -496,26 +548,29 @@ def index_of_largest(values):
 def masked_logsumexp(values, mask, axis):
     """Compute the log of the sum of exp(values) where `mask` is true.
 
-    Where it is true nowhere the result is about -1e30 and not -inf: its softplus is 0 with gradient 0, and sums and
-    differences with it stay numbers.
+    Where it is true nowhere the result is about -1e30 and not -inf: its softplus is 0 with gradient
+    0, and sums and differences with it stay numbers.
     """
     return ops.logsumexp(ops.where(mask, values, -1e30), axis=axis)
 
 
 def fold_over_positives(step, state, positives):
-    """Return `state` after `step(state, chosen)` for the first, the second, ... positive of all rows at once.
+    """Return `state` after `step(state, chosen)` for the first, the second, ... positive of all
+    rows at once.
 
-    A function of (anchor, positive, other) then takes O(B^2) memory, and time in proportion to the most positives that
-    a row has. No gradient flows through.
+    A function of (anchor, positive, other) then takes O(B^2) memory, and time in proportion to the
+    most positives that a row has. No gradient flows through.
 
     Args:
-        step: From the state and a mask (B, B), with at most one true value in each row, to the next state.
+        step: From the state and a mask (B, B), with at most one true value in each row, to the next
+            state.
         state: A tensor, or a tuple of them.
         positives: (B, B) booleans.
 
     Example:
         >>> positives = keras.ops.array([[True, False, True], [False, True, False]])
-        >>> float(fold_over_positives(lambda count, chosen: count + masked_count(chosen), 0.0, positives))  # 2 + 1
+        >>> float(fold_over_positives(lambda count, chosen: count + masked_count(chosen), 0.0,
+        ...     positives))  # 2 + 1
         3.0
     """
     ordinals = ops.where(positives, ops.cumsum(ops.cast(positives, "int32"), axis=1), 0)

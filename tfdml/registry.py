@@ -1,4 +1,5 @@
-"""The registries: what expressions, flags and settings name, of tfdml's own and of users' modules."""
+"""The registries: what expressions, flags and settings name, of tfdml's own and of users'
+modules."""
 
 import importlib
 import inspect
@@ -31,16 +32,20 @@ _TABLES: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
 _SAVED = ("loss", "objective", "miner", "distance", "relation", "kernel")
 
 
-def register(kind: str, *, name: str | None = None, alias: str | None = None) -> Callable[[Item], Item]:
-    """Return a decorator that gives a class or function a name, by which expressions, flags and settings find it.
+def register(
+    kind: str, *, name: str | None = None, alias: str | None = None
+) -> Callable[[Item], Item]:
+    """Return a decorator that gives a class or function a name, by which expressions, flags and
+    settings find it.
 
-    Losses, objectives and what they are composed of are registered with Keras too, so that models with them can be
-    loaded.
+    Losses, objectives and what they are composed of are registered with Keras too, so that models
+    with them can be loaded.
 
     Args:
         kind: One of `KINDS`.
-        name: The name; by default that of the class in snake case without its kind, `nearest_negative` of
-            `NearestNegativeLoss`, or that of the function, `shop` of `read_shop`.
+        name: The name; by default that of the class in snake case without its kind,
+            `nearest_negative` of `NearestNegativeLoss`, or that of the function, `shop` of
+            `read_shop`.
         alias: A further name.
 
     Raises:
@@ -62,7 +67,10 @@ def register(kind: str, *, name: str | None = None, alias: str | None = None) ->
             other = table.get(key, item)
             # A module that is loaded again, or a cell that is run again, replaces what it defined.
             if _place_of(other) != _place_of(item):
-                raise UserError(f"the {KINDS[kind]} {key!r} is {_place_of(other)}; give {_place_of(item)} another name")
+                raise UserError(
+                    f"the {KINDS[kind]} {key!r} is {_place_of(other)}; give {_place_of(item)} "
+                    "another name"
+                )
             table[key] = item
         if kind in _SAVED and not item.__module__.startswith("tfdml."):
             keras.saving.register_keras_serializable(item.__module__)(item)
@@ -93,7 +101,8 @@ def find(kind: str, name: str) -> Any:
 
 
 def import_modules(names: str) -> None:
-    """Import modules that register what they define, from where Python finds them or the current folder.
+    """Import modules that register what they define, from where Python finds them or the current
+    folder.
 
     Args:
         names: Module names with commas, such as `my_losses,shop.readers`.

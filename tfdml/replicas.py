@@ -1,7 +1,8 @@
 """Communication between replicas, so that pairs are those of the global batch.
 
-Outside a `tf.distribute` strategy, or on another backend (where arrays are global already), every function
-here is the identity of a single replica. TensorFlow is imported only when it is the backend.
+Outside a `tf.distribute` strategy, or on another backend (where arrays are global already), every
+function here is the identity of a single replica. TensorFlow is imported only when it is the
+backend.
 """
 
 import contextlib
@@ -59,7 +60,9 @@ def require_images(images):
         return images
     import tensorflow as tf
 
-    with tf.control_dependencies([tf.debugging.assert_greater(tf.shape(images)[0], 0, message=_EMPTY)]):
+    with tf.control_dependencies(
+        [tf.debugging.assert_greater(tf.shape(images)[0], 0, message=_EMPTY)]
+    ):
         return tf.identity(images)
 
 
@@ -68,7 +71,8 @@ def explaining_empty_replicas() -> Iterator[None]:
     """Explains the errors of batches that replicas cannot share, raised in this block.
 
     Raises:
-        UserError: A replica had no image; the first batch has not as many for each; or a process has two strategies.
+        UserError: A replica had no image; the first batch has not as many for each; or a process
+            has two strategies.
     """
     try:
         yield
@@ -82,8 +86,8 @@ def explaining_empty_replicas() -> Iterator[None]:
 def gather(x):
     """Gathers the rows of `x` (n, ...) of every replica, in replica order: (N, ...).
 
-    Differentiable: the gradient that reaches the local rows is the sum of what every replica sends to them.
-    Replicas may hold different numbers of rows.
+    Differentiable: the gradient that reaches the local rows is the sum of what every replica sends
+    to them. Replicas may hold different numbers of rows.
     """
     context = _context()
     if context is None:

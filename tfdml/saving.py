@@ -13,7 +13,8 @@ _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class _ConstructorSignature:
-    """What `inspect.signature` shows of a class; an object of it has the signature of its `__call__`."""
+    """What `inspect.signature` shows of a class; an object of it has the signature of its
+    `__call__`."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         if instance is not None:
@@ -22,11 +23,12 @@ class _ConstructorSignature:
 
 
 class SavedByArguments:
-    """Gives a Keras object `get_config`: the arguments of its constructor, each kept in the attribute of its name.
+    """Gives a Keras object `get_config`: the arguments of its constructor, each kept in the
+    attribute of its name.
 
-    A constructor may take those of its base class as `**kwargs`: `inspect.signature` shows them too, save those that
-    the class names in `fixed`, as it gives them itself. A class that keeps an argument otherwise adds it in a
-    `get_config` of its own.
+    A constructor may take those of its base class as `**kwargs`: `inspect.signature` shows them
+    too, save those that the class names in `fixed`, as it gives them itself. A class that keeps an
+    argument otherwise adds it in a `get_config` of its own.
 
     Example:
         >>> @keras.saving.register_keras_serializable("shop")
@@ -54,7 +56,11 @@ class SavedByArguments:
         return {**config, **{key: _plain(value) for key, value in self._arguments().items()}}
 
     def _arguments(self) -> dict[str, Any]:
-        named = [key for key, parameter in type(self).__signature__.parameters.items() if parameter.kind not in _REST]
+        named = [
+            key
+            for key, parameter in type(self).__signature__.parameters.items()
+            if parameter.kind not in _REST
+        ]
         return {key: getattr(self, key) for key in named if hasattr(self, key)}
 
     def __repr__(self):
@@ -63,7 +69,8 @@ class SavedByArguments:
 
 
 def _signature(cls: type) -> inspect.Signature:
-    """Return the constructor's arguments, those that it hands to the next class as `**kwargs` among them."""
+    """Return the constructor's arguments, those that it hands to the next class as `**kwargs` among
+    them."""
     found: dict[str, inspect.Parameter] = {}
     rest, given = None, set()
     for owner in (owner for owner in cls.__mro__ if issubclass(owner, SavedByArguments)):
@@ -74,14 +81,17 @@ def _signature(cls: type) -> inspect.Signature:
                 if parameter.kind not in _REST and parameter.name not in (found.keys() | given):
                     kind = parameter.kind if rest is None else parameter.KEYWORD_ONLY
                     found[parameter.name] = parameter.replace(kind=kind)
-            rest = next((parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD), None)
+            rest = next(
+                (parameter for parameter in own if parameter.kind is parameter.VAR_KEYWORD), None
+            )
             if rest is None:
                 break
     return inspect.Signature([*found.values(), *([rest] if rest else [])])
 
 
 class SavedAsFile:
-    """Mixed into a `keras.Model`: saves to `.keras` files, which can be loaded again, and refuses other formats."""
+    """Mixed into a `keras.Model`: saves to `.keras` files, which can be loaded again, and refuses
+    other formats."""
 
     def save(self, filepath, *args, **kwargs):
         """As in Keras, to a path that ends in `.keras`.
@@ -91,12 +101,15 @@ class SavedAsFile:
         """
         if not str(filepath).endswith(".keras"):
             stem = str(filepath).removesuffix(".h5").removesuffix(".hdf5")
-            raise UserError(f"{filepath}: a {type(self).__name__} is saved to a .keras file: write {stem}.keras")
+            raise UserError(
+                f"{filepath}: a {type(self).__name__} is saved to a .keras file: write {stem}.keras"
+            )
         return super().save(filepath, *args, **kwargs)  # type: ignore[misc]
 
 
 class Composed(SavedByArguments):
-    """Base of what is saved with a loss or objective and is no Keras object: made of its arguments alone."""
+    """Base of what is saved with a loss or objective and is no Keras object: made of its arguments
+    alone."""
 
     @classmethod
     def from_config(cls, config):

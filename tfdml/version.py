@@ -1,4 +1,5 @@
-"""The version of tfdml, kept apart so that packaging reads it without TensorFlow; and those of other packages."""
+"""The version of tfdml, kept apart so that packaging reads it without TensorFlow; and those of
+other packages."""
 
 import contextlib
 import importlib.metadata

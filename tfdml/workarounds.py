@@ -1,7 +1,7 @@
 """What works around Keras, TensorFlow and other libraries, or reads what they keep private.
 
-Each item names the version that needs it and the reason. `tests/test_workarounds.py` fails where a newer version makes
-one unnecessary.
+Each item names the version that needs it and the reason. `tests/test_workarounds.py` fails where a
+newer version makes one unnecessary.
 """
 
 import contextlib
@@ -17,7 +17,8 @@ from keras import ops, tree
 def layers_of(model: keras.Model) -> list:
     """Return a model and all its layers, those within other layers too.
 
-    Keras 3.15: `Model.layers` has the outermost alone, and a layer does not show those that it is made of.
+    Keras 3.15: `Model.layers` has the outermost alone, and a layer does not show those that it is
+    made of.
     """
     return model._flatten_layers()
 
@@ -25,7 +26,8 @@ def layers_of(model: keras.Model) -> list:
 def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     """Return the operation that made a symbolic tensor, and the tensors that it was called with.
 
-    Keras 3.15: an operation may have been called several times, and only private attributes distinguish the calls.
+    Keras 3.15: an operation may have been called several times, and only private attributes
+    distinguish the calls.
     """
     operation, node, _ = tensor._keras_history
     return operation, operation._inbound_nodes[node].input_tensors
@@ -34,7 +36,8 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
 def forget_layout(variable: keras.Variable) -> None:
     """Let a variable live on one device, after JAX's processes have parted.
 
-    Keras 3.15: a variable keeps the layout of the distribution that it was made in, and there is no way to change it.
+    Keras 3.15: a variable keeps the layout of the distribution that it was made in, and there is no
+    way to change it.
     """
     variable._layout = None
 
@@ -48,7 +51,8 @@ def loss_tracker(model: keras.Model) -> Any:
 
 
 def scope_of(model: keras.Model) -> Any:
-    """Return the scope of the strategy that a model trains with, to create variables in; elsewhere an empty one.
+    """Return the scope of the strategy that a model trains with, to create variables in; elsewhere
+    an empty one.
 
     Keras 3.15: a model has a strategy on its TensorFlow backend alone.
     """
@@ -60,7 +64,8 @@ def scope_of(model: keras.Model) -> Any:
 def keeping_values(model: keras.Model) -> Iterator[None]:
     """Enter a block whose errors leave a model's variables with their values.
 
-    Keras 3.15: on JAX `fit` takes the values out of the variables, and does not return them if the first step fails.
+    Keras 3.15: on JAX `fit` takes the values out of the variables, and does not return them if the
+    first step fails.
     """
     jax = keras.backend.backend() == "jax"
     owners = (model, model.optimizer) if jax and model.optimizer is not None else ()
@@ -86,7 +91,8 @@ def trained_by(optimizer: Any) -> list:
 def index_in(optimizer: Any, variable: Any) -> int:
     """Return the place of a variable among those that an optimizer was built for.
 
-    Keras 3.15: on TensorFlow an update gets the backend's variable, by which the list cannot be searched.
+    Keras 3.15: on TensorFlow an update gets the backend's variable, by which the list cannot be
+    searched.
     """
     return optimizer._get_variable_index(variable)
 
@@ -105,7 +111,8 @@ class SavedSeed(keras.random.SeedGenerator):
 
     @staticmethod
     def start() -> Any:
-        """Return a new seed and the number of draws, as NumPy in the dtype of the backend's seeds."""
+        """Return a new seed and the number of draws, as NumPy in the dtype of the backend's
+        seeds."""
         return ops.convert_to_numpy(keras.random.SeedGenerator().state)
 
     def next(self, ordered=True):
@@ -119,7 +126,8 @@ class SavedSeed(keras.random.SeedGenerator):
 class VariableRows:
     """Rows of a variable, which an optimizer reads and changes as it would the variable.
 
-    Keras 3.15 makes a gradient of rows dense, and changes a variable and its state as a whole. On TensorFlow.
+    Keras 3.15 makes a gradient of rows dense, and changes a variable and its state as a whole. On
+    TensorFlow.
 
     Args:
         variable: A variable of Keras or TensorFlow (N, ...).
@@ -128,7 +136,11 @@ class VariableRows:
 
     def __init__(self, variable: Any, rows: Any):
         self.variable = variable.value if isinstance(variable, keras.Variable) else variable
-        self.rows, self.dtype, self.shape = rows, self.variable.dtype, (None, *self.variable.shape[1:])
+        self.rows, self.dtype, self.shape = (
+            rows,
+            self.variable.dtype,
+            (None, *self.variable.shape[1:]),
+        )
 
     def __tf_tensor__(self, dtype=None, name=None):
         import tensorflow as tf
@@ -162,23 +174,29 @@ class VariableRows:
 def of_rows(optimizer: Any, index: int, rows: Any) -> Any:
     """Return an optimizer whose state of one of its variables is that of these rows.
 
-    Keras 3.15: each class of optimizers keeps its state in lists of its own, by the index of the variable.
+    Keras 3.15: each class of optimizers keeps its state in lists of its own, by the index of the
+    variable.
     """
     copied = object.__new__(type(optimizer))
     vars(copied).update(vars(optimizer))
     count = len(trained_by(optimizer))
     for name, slots in vars(optimizer).items():
-        if isinstance(slots, list) and len(slots) == count and isinstance(slots[index], keras.Variable):
+        if (
+            isinstance(slots, list)
+            and len(slots) == count
+            and isinstance(slots[index], keras.Variable)
+        ):
             vars(copied)[name] = {index: VariableRows(slots[index], rows)}
     vars(copied)["_get_variable_index"] = lambda variable: index
     return copied
 
 
 class WholeGradients:
-    """Mixed into a Keras optimizer: calls `clipped(gradients)` with the gradients of the global batch.
+    """Mixed into a Keras optimizer: calls `clipped(gradients)` with the gradients of the global
+    batch.
 
-    Keras 3.15 clips before it sums over replicas, and its weight decay goes at the base rate, where `update_step` knows
-    the variable's own.
+    Keras 3.15 clips before it sums over replicas, and its weight decay goes at the base rate, where
+    `update_step` knows the variable's own.
     """
 
     def _apply_weight_decay(self, variables):
@@ -199,11 +217,14 @@ class WholeGradients:
         reduced = super()._all_reduce_sum_gradients(pairs)  # type: ignore[misc]
         clipped = self.clipped([gradient for gradient, _ in reduced])
         for place, gradient in drawn.items():
-            clipped[place] = tf.IndexedSlices(clipped[place], gradient.indices, gradient.dense_shape)
+            clipped[place] = tf.IndexedSlices(
+                clipped[place], gradient.indices, gradient.dense_shape
+            )
         return list(zip(clipped, [variable for _, variable in reduced], strict=True))
 
     def _clip_gradients(self, grads):
-        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above is not called.
+        # Elsewhere than on TensorFlow gradients are of the global batch already, and the hook above
+        # is not called.
         grads = super()._clip_gradients(grads)  # type: ignore[misc]
         return grads if keras.backend.backend() == "tensorflow" else self.clipped(grads)
 
@@ -212,24 +233,28 @@ class WholeGradients:
         return grads
 
     def has_drawn_rows(self, variable: Any) -> bool:
-        """Whether steps use rows of a variable that are drawn, each once and the same on all replicas."""
+        """Whether steps use rows of a variable that are drawn, each once and the same on all
+        replicas."""
         del variable
         return False
 
 
 class SeveralWorkersModel(keras.Model):
-    """A `keras.Model` whose `fit` and `evaluate` also run on several workers; elsewhere it is an ordinary one.
+    """A `keras.Model` whose `fit` and `evaluate` also run on several workers; elsewhere it is an
+    ordinary one.
 
-    Keras 3.15 builds a model from the mean of the workers' batches, which may have unequal shapes. It averages the
-    metrics of a step along an axis that scalars do not have. Here a model is built from a worker's own batch, and the
-    metrics of a step are vectors of one element.
+    Keras 3.15 builds a model from the mean of the workers' batches, which may have unequal shapes.
+    It averages the metrics of a step along an axis that scalars do not have. Here a model is built
+    from a worker's own batch, and the metrics of a step are vectors of one element.
     """
 
     def _maybe_symbolic_build(self, iterator=None, data_batch=None):
         if iterator is not None and _several(self):
             strategy: Any = self.distribute_strategy
             for _, _, batches in iterator:
-                data_batch = tree.map_structure(lambda x: strategy.experimental_local_results(x)[0], next(batches))
+                data_batch = tree.map_structure(
+                    lambda x: strategy.experimental_local_results(x)[0], next(batches)
+                )
                 break
             iterator = None
         super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
@@ -237,14 +262,19 @@ class SeveralWorkersModel(keras.Model):
     def compute_metrics(self, x, y, y_pred, sample_weight=None):
         """Keras's metrics of a step, which can be averaged over workers."""
         metrics = super().compute_metrics(x, y, y_pred, sample_weight)
-        return tree.map_structure(lambda value: ops.reshape(value, (-1,)), metrics) if _several(self) else metrics
+        return (
+            tree.map_structure(lambda value: ops.reshape(value, (-1,)), metrics)
+            if _several(self)
+            else metrics
+        )
 
 
 def multi_worker_strategy() -> Any:
-    """Make a `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG, before TensorFlow does anything else.
+    """Make a `tf.distribute.MultiWorkerMirroredStrategy` by TF_CONFIG, before TensorFlow does
+    anything else.
 
-    TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than 32 bits, as
-    moments' random projections are, cannot be sent. Here they are sent as int32.
+    TensorFlow 2.21: the first values of a variable are those of worker 0, and integers of less than
+    32 bits, as moments' random projections are, cannot be sent. Here they are sent as int32.
 
     Example:
         >>> strategy = multi_worker_strategy()  # doctest: +SKIP
@@ -287,7 +317,8 @@ def _several(model: Any) -> bool:
 def with_device(x: Any) -> Any:
     """Return a tensor that replicas can gather.
 
-    TensorFlow 2.21: several workers gather to the device of the tensor, and an argument of a traced function has none.
+    TensorFlow 2.21: several workers gather to the device of the tensor, and an argument of a traced
+    function has none.
     """
     import tensorflow as tf
 
@@ -295,7 +326,8 @@ def with_device(x: Any) -> Any:
 
 
 def bound_waiting(meeting_seconds: float, silence_seconds: float) -> None:
-    """Bound how long TensorFlow waits for the other workers of TF_CONFIG. Call it before it does anything else.
+    """Bound how long TensorFlow waits for the other workers of TF_CONFIG. Call it before it does
+    anything else.
 
     TensorFlow 2.21: a strategy waits for an hour, and takes no other time.
 
@@ -316,7 +348,8 @@ def bound_waiting(meeting_seconds: float, silence_seconds: float) -> None:
         cluster_register_timeout_in_ms=int(1000 * meeting_seconds),
         heartbeat_timeout_in_ms=int(1000 * silence_seconds),
         coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job)) for job in jobs
+            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
+            for job in jobs
         ],
     )
 
@@ -332,7 +365,8 @@ def frozen(function: Any) -> Any:
 
 
 def gradient(function: Callable[[Any], Any], x: Any) -> Any:
-    """Return the gradient of a scalar function at x, a tensor or a list of tensors, on the backend in use.
+    """Return the gradient of a scalar function at x, a tensor or a list of tensors, on the backend
+    in use.
 
     Keras 3.15: there is no operation for it.
     """
@@ -360,11 +394,13 @@ def litert_schema() -> Any:
 
 @contextlib.contextmanager
 def own_symbols_first() -> Iterator[None]:
-    """Enter a block in which a library that is imported finds its own symbols before those of TensorFlow.
+    """Enter a block in which a library that is imported finds its own symbols before those of
+    TensorFlow.
 
-    TensorFlow 2.21 makes the symbols of its BoringSSL global. A library with an OpenSSL of its own that is imported
-    later, as psycopg is, calls into both, and the process ends at the first certificate. An allocator of `LD_PRELOAD`
-    does not go together with this, and the order is left as it is there.
+    TensorFlow 2.21 makes the symbols of its BoringSSL global. A library with an OpenSSL of its own
+    that is imported later, as psycopg is, calls into both, and the process ends at the first
+    certificate. An allocator of `LD_PRELOAD` does not go together with this, and the order is left
+    as it is there.
     """
     if sys.platform != "linux" or "LD_PRELOAD" in os.environ:
         yield

@@ -1,1 +1,2 @@
-"""Commands for maintainers, run in a checkout as `python -m tools.NAME`. The wheel does not contain them."""
+"""Commands for maintainers, run in a checkout as `python -m tools.NAME`. The wheel does not contain
+them."""

@@ -6,9 +6,9 @@
   python -m tools.convert_weights --from=bvlc_googlenet.npz --architecture=googlenet --out=googlenet.weights.h5
   tfdml train --backbone=bn_inception --weights=bn.weights.h5 ...
 
-Reads state dicts (.pth, .safetensors; both need `pip install torch safetensors`) and .npz files of arrays. Names are
-those of PyTorch (conv1.weight) or of Caffe's blobs (conv1.0). Never runs code from a file. Leaves out the classifier.
-Every other array must fit, or nothing is written.
+Reads state dicts (.pth, .safetensors; both need `pip install torch safetensors`) and .npz files of
+arrays. Names are those of PyTorch (conv1.weight) or of Caffe's blobs (conv1.0). Never runs code
+from a file. Leaves out the classifier. Every other array must fit, or nothing is written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from tfdml.errors import UserError, short_message
 from tfdml.io.files import atomic_write, sweep
 
 # The classifier, auxiliary classifiers and counters of a checkpoint: left out without complaint.
-_TOP = re.compile(r"(last_linear|fc|fc1000|classifier|aux\d?|loss\d)\b.*|loss\d_.*|.*\.num_batches_tracked")
+_TOP = re.compile(
+    r"(last_linear|fc|fc1000|classifier|aux\d?|loss\d)\b.*|loss\d_.*|.*\.num_batches_tracked"
+)
 # The keys under which training scripts store the state dict.
 _NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "ema")
 _TORCH = ("weight", "bias", "running_mean", "running_var")
@@ -52,7 +54,8 @@ def same_name(layer: str) -> str:
 
 
 def torchvision_googlenet(layer: str) -> str:
-    """Return torchvision's name of a layer: `inception_3a_3x3_reduce_bn` -> `inception3a.branch2.0.bn`."""
+    """Return torchvision's name of a layer: `inception_3a_3x3_reduce_bn` ->
+    `inception3a.branch2.0.bn`."""
     kind = "bn" if layer.endswith("_bn") else "conv"
     layer = layer.removesuffix("_bn")
     if layer in _GOOGLENET_STEM:
@@ -70,7 +73,8 @@ def torchvision_resnet(layer: str) -> str:
     return f"layer{int(stage) - 1}.{int(block) - 1}.{inner}"
 
 
-# What builds a backbone, and what its layers are called in checkpoints. BatchNorm's epsilons are the checkpoints'.
+# What builds a backbone, and what its layers are called in checkpoints. BatchNorm's epsilons are
+# the checkpoints'.
 ARCHITECTURES: dict[str, tuple[Callable[[], keras.Model], Callable[[str], str]]] = {
     "bn_inception": (bn_inception, same_name),
     "googlenet": (googlenet, same_name),
@@ -83,7 +87,8 @@ def read_checkpoint(path: Path) -> dict[str, np.ndarray]:
     """Read the arrays of a .npz, .safetensors or PyTorch file, by name, as float32.
 
     Raises:
-        UserError: The file is missing, damaged, holds more than tensors, or needs a library that is not installed.
+        UserError: The file is missing, damaged, holds more than tensors, or needs a library that is
+            not installed.
     """
     if not path.is_file():
         raise UserError(f"--from={path}: there is no such file")
@@ -99,33 +104,50 @@ def read_checkpoint(path: Path) -> dict[str, np.ndarray]:
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
-            if isinstance(state, dict) and not any(isinstance(item, torch.Tensor) for item in state.values()):
-                state = next((state[key] for key in _NESTED if isinstance(state.get(key), dict)), {})
+            if isinstance(state, dict) and not any(
+                isinstance(item, torch.Tensor) for item in state.values()
+            ):
+                state = next(
+                    (state[key] for key in _NESTED if isinstance(state.get(key), dict)), {}
+                )
         tensors = state.items() if isinstance(state, dict) else ()
-        arrays = {str(name): item.detach() for name, item in tensors if isinstance(item, torch.Tensor)}
+        arrays = {
+            str(name): item.detach() for name, item in tensors if isinstance(item, torch.Tensor)
+        }
         if not arrays:
-            raise UserError(f"--from={path} holds no state dict (a dictionary from names to tensors)")
+            raise UserError(
+                f"--from={path} holds no state dict (a dictionary from names to tensors)"
+            )
         return {name: tensor.float().numpy() for name, tensor in arrays.items()}
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"--from={path} needs {error.name}: pip install torch safetensors") from error
+        raise UserError(
+            f"--from={path} needs {error.name}: pip install torch safetensors"
+        ) from error
     except pickle.UnpicklingError as error:
         # PyTorch's own message suggests to run the file.
         match = re.search(r"GLOBAL ([\w.]+)", str(error))
         raise UserError(
-            f"--from={path} is damaged or holds more than tensors{f' ({match[1]})' if match else ''}, and no code of a "
-            "file is run. Where the model's code is at hand, write torch.save(model.state_dict(), 'file.pth')"
+            f"--from={path} is damaged or holds more than "
+            f"tensors{f' ({match[1]})' if match else ''}, and no code of a "
+            "file is run. Where the model's code is at hand, write torch.save(model.state_dict(), "
+            "'file.pth')"
         ) from error
     except Exception as error:
         # Whatever a damaged file makes the readers raise.
-        raise UserError(f"--from={path} is damaged or no checkpoint ({short_message(error, named=True)})") from error
+        raise UserError(
+            f"--from={path} is damaged or no checkpoint ({short_message(error, named=True)})"
+        ) from error
 
 
-def convert(path: Path, architecture: str, allow_extra: bool = False) -> tuple[keras.Model, list[str]]:
+def convert(
+    path: Path, architecture: str, allow_extra: bool = False
+) -> tuple[keras.Model, list[str]]:
     """Build a backbone with the weights of a checkpoint.
 
-    Names may have a common prefix (`module.`, `backbone.`). Caffe's slashes are read as underscores.
+    Names may have a common prefix (`module.`, `backbone.`). Caffe's slashes are read as
+    underscores.
 
     Args:
         path: A file that `read_checkpoint` reads.
@@ -140,13 +162,17 @@ def convert(path: Path, architecture: str, allow_extra: bool = False) -> tuple[k
     """
     build, rename = ARCHITECTURES[architecture]
     arrays = {name.replace("/", "_"): array for name, array in read_checkpoint(path).items()}
-    caffe = any(name.endswith(".0") for name in arrays) and not any(name.endswith(".weight") for name in arrays)
+    caffe = any(name.endswith(".0") for name in arrays) and not any(
+        name.endswith(".weight") for name in arrays
+    )
     model = build()
     layers = [layer for layer in model.layers if layer.weights]
     first = f"{rename(layers[0].name)}.{_CAFFE[0] if caffe else _TORCH[0]}"
     prefixes = [name.removesuffix(first) for name in arrays if name.endswith(f".{first}")]
     if first not in arrays and prefixes:
-        arrays = {name.removeprefix(min(prefixes, key=len)): array for name, array in arrays.items()}
+        arrays = {
+            name.removeprefix(min(prefixes, key=len)): array for name, array in arrays.items()
+        }
     used: set[str] = set()
     problems: list[str] = []
 
@@ -170,16 +196,29 @@ def convert(path: Path, architecture: str, allow_extra: bool = False) -> tuple[k
         slots = _CAFFE if caffe else _TORCH
         if isinstance(layer, keras.layers.Conv2D):
             height, width, channels, filters = shapes[0]
-            kernel = take(f"{name}.{slots[0]}", (filters, channels, height, width)).transpose(2, 3, 1, 0)
+            kernel = take(f"{name}.{slots[0]}", (filters, channels, height, width)).transpose(
+                2, 3, 1, 0
+            )
             return [kernel, *(take(f"{name}.{slots[1]}", shape) for shape in shapes[1:])]
-        if not caffe or f"{name}.3" in arrays:  # 4 blobs: the BN layer of the fork that BN-Inception was trained in
+        if (
+            not caffe or f"{name}.3" in arrays
+        ):  # 4 blobs: the BN layer of the fork that BN-Inception was trained in
             return [take(f"{name}.{slot}", shapes[0]) for slot in slots]
-        # Caffe's BatchNorm layer holds sums and the decaying count that divides them; a Scale layer follows.
-        mean, variance, count = take(f"{name}.0", shapes[0]), take(f"{name}.1", shapes[0]), take(f"{name}.2", (1,))
+        # Caffe's BatchNorm layer holds sums and the decaying count that divides them; a Scale layer
+        # follows.
+        mean, variance, count = (
+            take(f"{name}.0", shapes[0]),
+            take(f"{name}.1", shapes[0]),
+            take(f"{name}.2", (1,)),
+        )
         scales = (f"{name}_scale", f"{name.removesuffix('_bn')}_scale")
         scale = next((candidate for candidate in scales if f"{candidate}.0" in arrays), scales[0])
         factor = 1 / count if count else np.zeros(1)
-        return [*(take(f"{scale}.{slot}", shapes[0]) for slot in "01"), mean * factor, variance * factor]
+        return [
+            *(take(f"{scale}.{slot}", shapes[0]) for slot in "01"),
+            mean * factor,
+            variance * factor,
+        ]
 
     weights = [weights_of(layer) for layer in layers]
     extra = [name for name in arrays if name not in used and not _TOP.fullmatch(name)]
@@ -189,13 +228,17 @@ def convert(path: Path, architecture: str, allow_extra: bool = False) -> tuple[k
         hint = "; --allow_extra leaves such arrays out"
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise UserError(f"--from={path} does not fit {architecture}: {'; '.join(problems[:5])}{more}{hint}")
+        raise UserError(
+            f"--from={path} does not fit {architecture}: {'; '.join(problems[:5])}{more}{hint}"
+        )
     for layer, values in zip(layers, weights, strict=True):
         layer.set_weights(values)
     return model, sorted(set(arrays) - used)
 
 
-def convert_weights(path: Path, architecture: str, out: Path, allow_extra: bool, dry_run: bool) -> None:
+def convert_weights(
+    path: Path, architecture: str, out: Path, allow_extra: bool, dry_run: bool
+) -> None:
     """Convert a checkpoint and write the weights file.
 
     Raises:
@@ -210,7 +253,10 @@ def convert_weights(path: Path, architecture: str, out: Path, allow_extra: bool,
     model, left_out = convert(path, architecture, allow_extra)
     print(f"{architecture}: {len(model.weights)} arrays, {model.count_params():,} numbers")
     if left_out:
-        print(f"left out, {len(left_out)}: {', '.join(left_out[:4])}{' ...' if len(left_out) > 4 else ''}")
+        print(
+            f"left out, {len(left_out)}: "
+            f"{', '.join(left_out[:4])}{' ...' if len(left_out) > 4 else ''}"
+        )
     if dry_run:
         print(f"would write {out}")
         return
@@ -224,15 +270,23 @@ def convert_weights(path: Path, architecture: str, out: Path, allow_extra: bool,
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = argparse.ArgumentParser(
-        "python -m tools.convert_weights", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "python -m tools.convert_weights",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--from", dest="path", type=Path, required=True, help="the checkpoint")
-    parser.add_argument("--architecture", choices=list(ARCHITECTURES), required=True, help="its network")
+    parser.add_argument(
+        "--architecture", choices=list(ARCHITECTURES), required=True, help="its network"
+    )
     parser.add_argument("--out", type=Path, required=True, help="a new file, NAME.weights.h5")
     parser.add_argument(
-        "--allow_extra", action="store_true", help="leave out arrays that the backbone has no place for"
+        "--allow_extra",
+        action="store_true",
+        help="leave out arrays that the backbone has no place for",
     )
-    parser.add_argument("--dry_run", action="store_true", help="read and check the checkpoint, write nothing")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="read and check the checkpoint, write nothing"
+    )
     try:
         convert_weights(**vars(parser.parse_args(arguments)))
     except OSError as error:

@@ -1,6 +1,7 @@
 """Rules of the layout that no linter has: `python -m tools.house`, a part of `make lint`.
 
-- The package has at most `MOST_LINES` of code in `MOST_MODULES` modules; a commit that raises one gives its reason.
+- The package has at most `MOST_LINES` of code in `MOST_MODULES` modules; a commit that raises one
+  gives its reason.
 - A folder of the package has at most 12 modules.
 - No module changes the meaning of others by a `ContextVar`.
 """
@@ -22,7 +23,9 @@ MOST_LINES = 20_163
 def code_lines(text: str) -> int:
     """Count the lines of code, without blanks, comments and docstrings."""
     lines = text.splitlines()
-    skipped = {i for i, line in enumerate(lines, 1) if not line.strip() or line.strip().startswith("#")}
+    skipped = {
+        i for i, line in enumerate(lines, 1) if not line.strip() or line.strip().startswith("#")
+    }
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -37,9 +40,14 @@ def faults() -> Iterator[str]:
     texts = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in paths}
     lines = sum(map(code_lines, texts.values()))
     if len(texts) > MOST_MODULES or lines > MOST_LINES:
-        yield f"{len(texts)} modules and {lines:,} lines of code; at most {MOST_MODULES} and {MOST_LINES:,}"
+        yield (
+            f"{len(texts)} modules and {lines:,} lines of code; at most {MOST_MODULES} and "
+            f"{MOST_LINES:,}"
+        )
     # The top of the package holds what all packages stand on.
-    folders = collections.Counter(path.parent for path in texts if path.name != "__init__.py" and len(path.parts) > 2)
+    folders = collections.Counter(
+        path.parent for path in texts if path.name != "__init__.py" and len(path.parts) > 2
+    )
     for folder, count in folders.items():
         if count > MOST_IN_A_FOLDER:
             yield f"{folder}: {count} modules; at most {MOST_IN_A_FOLDER}"

@@ -5,8 +5,9 @@
 
 Where a command no longer exists, `commit` names the last commit that has it.
 
-A page of results is `benchmarks/pages/NAME.md` with each `{{NAME/KEY}}` replaced. A key leads through objects by name,
-and through a table by the first cell of a row and the name of a column: `training/table/MAP@R/tfdml`.
+A page of results is `benchmarks/pages/NAME.md` with each `{{NAME/KEY}}` replaced. A key leads
+through objects by name, and through a table by the first cell of a row and the name of a column:
+`training/table/MAP@R/tfdml`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def render(value: Any) -> str:
     """Return a value as Markdown: a number with separators, a table, or text as it is."""
     if isinstance(value, dict):
         lines = [value["columns"], ["---"] * len(value["columns"]), *value["rows"]]
-        table = ["|" + "".join(f" {render(cell)}".rstrip() + " |" for cell in line) for line in lines]
+        table = [
+            "|" + "".join(f" {render(cell)}".rstrip() + " |" for cell in line) for line in lines
+        ]
         table[1] = table[1].replace(" ", "")
         return "\n".join(table)
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -66,9 +69,14 @@ def page(template: pathlib.Path) -> str:
 
 
 def command_line(text: str) -> argparse.ArgumentParser:
-    """Return the command line of a module that measures, with `--json`, described by its docstring."""
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", metavar="FILE", default="", help="also write the tables, as in docs/numbers")
+    """Return the command line of a module that measures, with `--json`, described by its
+    docstring."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--json", metavar="FILE", default="", help="also write the tables, as in docs/numbers"
+    )
     return parser
 
 
@@ -119,7 +127,9 @@ def write(path: str | os.PathLike, values: dict) -> None:
     }
     text = json.dumps({**about, **values}, indent=1, ensure_ascii=False)
     # A row of a table is a line.
-    text = re.sub(r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda row: "[" + re.sub(r"\n\s+", " ", row[1]) + "]", text)
+    text = re.sub(
+        r"\[\n\s+([^\[\]{}]*?)\n\s+\]", lambda row: "[" + re.sub(r"\n\s+", " ", row[1]) + "]", text
+    )
     pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def _run(*command: str) -> None:
     print(f"\n$ tfdml {' '.join(command)}", flush=True)
-    status = subprocess.run([sys.executable, "bin/tfdml", *command], cwd=ROOT, check=False).returncode
+    status = subprocess.run(
+        [sys.executable, "bin/tfdml", *command], cwd=ROOT, check=False
+    ).returncode
     if status:
         print(f"quickstart: {command[0]} ended with status {status}", file=sys.stderr)
         sys.exit(status)
@@ -31,7 +33,9 @@ def main() -> None:
     _run("export", f"--run_dir={run}", f"--out={model}")
     result = json.loads((ROOT / run / "result.json").read_text())
     before, after = result["metrics_before"]["recall@1"], result["metrics"]["recall@1"]
-    newest = max((ROOT / model).iterdir(), key=lambda entry: int(entry.name) if entry.name.isdecimal() else 0)
+    newest = max(
+        (ROOT / model).iterdir(), key=lambda entry: int(entry.name) if entry.name.isdecimal() else 0
+    )
     print(f"""
 Done. On {result["protocol"].split("on ")[-1]}:
   Recall@1        {100 * before:.1f} % before training -> {100 * after:.1f} % after

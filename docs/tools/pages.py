@@ -24,7 +24,9 @@ def on_files(files: Files, config) -> Files:
         files.append(File.generated(config, page, content=(ROOT / source).read_text()))
     for notebook in sorted((ROOT / "docs").rglob("*.ipynb")):
         page = notebook.relative_to(ROOT / "docs").with_suffix(".md").as_posix()
-        files.append(File.generated(config, page, content=markdown_of(json.loads(notebook.read_text()))))
+        files.append(
+            File.generated(config, page, content=markdown_of(json.loads(notebook.read_text())))
+        )
     return files
 
 
@@ -32,13 +34,21 @@ def on_page_markdown(markdown: str, **_) -> str:
     """Turn links to files that are pages here into links to these pages."""
     markdown = markdown.replace("](../docs/", "](").replace("](docs/", "](")
     for page, source in ELSEWHERE.items():
-        markdown = markdown.replace(f"](../{source}", f"]({page}").replace(f"]({source}", f"]({page}")
+        markdown = markdown.replace(f"](../{source}", f"]({page}").replace(
+            f"]({source}", f"]({page}"
+        )
     return markdown
 
 
 def on_page_content(html: str, **_) -> str:
-    """Keep the name of a flag on one line, as browsers break after hyphens; break code in tables between its words."""
-    html = re.sub(r"<td.*?</td>", lambda cell: re.sub(r"<code>.*?</code>", _breakable, cell[0]), html, flags=re.DOTALL)
+    """Keep the name of a flag on one line, as browsers break after hyphens; break code in tables
+    between its words."""
+    html = re.sub(
+        r"<td.*?</td>",
+        lambda cell: re.sub(r"<code>.*?</code>", _breakable, cell[0]),
+        html,
+        flags=re.DOTALL,
+    )
     return re.sub(r"(<code>|&quot;|[ '])(--[a-z_]+=?)", r'\1<span class="flag">\2</span>', html)
 
 
@@ -56,7 +66,9 @@ def markdown_of(notebook: dict) -> str:
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
-                parts.append(f"![]({'data:image/png;base64,' + ''.join(data['image/png']).strip()})")
+                parts.append(
+                    f"![]({'data:image/png;base64,' + ''.join(data['image/png']).strip()})"
+                )
             elif text := "".join(output.get("text", data.get("text/plain", ""))):
                 parts.append(f"```text\n{text.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

@@ -18,7 +18,13 @@ def network(family, size=SIZE, layers=2, seed=0):
 
     keras.utils.set_random_seed(seed)
     shape = (size, size, 3)
-    small = {"patch_size": PATCH, "num_layers": layers, "num_heads": 2, "hidden_dim": WIDTH, "image_shape": shape}
+    small = {
+        "patch_size": PATCH,
+        "num_layers": layers,
+        "num_heads": 2,
+        "hidden_dim": WIDTH,
+        "image_shape": shape,
+    }
     if family == "dinov2":
         positions = {"position_embedding_shape": shape, "num_register_tokens": 3}
         return models.DINOV2Backbone(intermediate_dim=64, **small, **positions)
@@ -29,9 +35,13 @@ def network(family, size=SIZE, layers=2, seed=0):
     if family == "deit":
         return models.DeiTBackbone(intermediate_dim=64, **small)
     if family == "swin":
-        return models.SwinTransformerBackbone(shape, 16, (1, 1), (2, 2), window_size=4, drop_path=0.0)
+        return models.SwinTransformerBackbone(
+            shape, 16, (1, 1), (2, 2), window_size=4, drop_path=0.0
+        )
     if family == "resnet":
-        return models.ResNetBackbone([64], [3], [64, 64], [1, 1], [1, 2], "basic_block", image_shape=(None, None, 3))
+        return models.ResNetBackbone(
+            [64], [3], [64, 64], [1, 1], [1, 2], "basic_block", image_shape=(None, None, 3)
+        )
     name = {"clip": "CLIP", "siglip": "SigLIP"}[family]
     vision = getattr(models, f"{name}VisionEncoder")(intermediate_dim=64, **small)
     text = {"vocabulary_size": 10, "max_sequence_length": 4, "embedding_dim": 8, "hidden_dim": 8}
@@ -49,7 +59,9 @@ def preset(folder, family, **options):
     made.save_to_preset(str(folder))
     converter = next(
         cls
-        for cls in (getattr(layers, name) for name in dir(layers) if name.endswith("ImageConverter"))
+        for cls in (
+            getattr(layers, name) for name in dir(layers) if name.endswith("ImageConverter")
+        )
         if cls.backbone_cls is type(made)
     )
     converter(image_size=(SIZE, SIZE), scale=SCALE, offset=OFFSET).save_to_preset(str(folder))

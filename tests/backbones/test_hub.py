@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.backbones.hub_networks import FAMILIES, OFFSET, PATCH, SCALE, SIZE, TRANSFORMERS, WIDTH, preset
+from tests.backbones.hub_networks import (
+    FAMILIES,
+    OFFSET,
+    PATCH,
+    SCALE,
+    SIZE,
+    TRANSFORMERS,
+    WIDTH,
+    preset,
+)
 from tests.marks import has_keras_hub
 from tfdml import UserError, backbones
 from tfdml.export.saved_model import in_float32
@@ -17,8 +26,14 @@ from tfdml.models import Embedder, TextEmbedder
 pytestmark = has_keras_hub
 # The others take the same way, and seconds.
 QUICK = ("dinov2", "siglip")
-SOME = [family if family in QUICK else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
-SIZED = ["vit", *(pytest.param(family, marks=pytest.mark.slow) for family in TRANSFORMERS if family != "vit")]
+SOME = [
+    family if family in QUICK else pytest.param(family, marks=pytest.mark.slow)
+    for family in FAMILIES
+]
+SIZED = [
+    "vit",
+    *(pytest.param(family, marks=pytest.mark.slow) for family in TRANSFORMERS if family != "vit"),
+]
 OWN = {"siglip": "attention", "swin": "", "resnet": ""}
 
 
@@ -44,14 +59,20 @@ def vision(network):
 
 
 def tokens_of(network, pixels):
-    """The tokens that the network itself gives for scaled pixels, without the leading ones; and the first."""
+    """The tokens that the network itself gives for scaled pixels, without the leading ones; and the
+    first."""
     network = vision(network)
     if type(network).__name__ == "SigLIPVisionEncoder":
         inner = keras.Model(network.inputs[0], [network.post_layer_norm.output, network.output])
         return [np.array(part) for part in inner(pixels)]
     names = [tensor.name for tensor in network.inputs]
     tokens = np.array(network({names[0]: pixels} if isinstance(network.input, dict) else pixels))
-    leading = {"DINOV2Backbone": 4, "DINOV3Backbone": 5, "DeiTBackbone": 2, "SwinTransformerBackbone": 0}
+    leading = {
+        "DINOV2Backbone": 4,
+        "DINOV3Backbone": 5,
+        "DeiTBackbone": 2,
+        "SwinTransformerBackbone": 0,
+    }
     return tokens[:, leading.get(type(network).__name__, 1) :], tokens[:, 0]
 
 
@@ -69,7 +90,9 @@ def test_the_map_is_that_of_the_preset_and_is_saved_with_the_embedder(presets, f
     else:
         patches, first = tokens_of(network, scaled)
         side = SIZE // PATCH
-        expected = np.stack([[patches[:, row * side + column] for column in range(side)] for row in range(side)])
+        expected = np.stack(
+            [[patches[:, row * side + column] for column in range(side)] for row in range(side)]
+        )
         expected = expected.transpose(2, 0, 1, 3)
         assert expected.shape == (3, side, side, WIDTH)
         if OWN.get(family, "cls"):
@@ -88,10 +111,14 @@ def test_the_map_is_that_of_the_preset_and_is_saved_with_the_embedder(presets, f
 
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_trained_positions_of_dinov2_are_saved(presets, sign, tmp_path):
-    embedder = Embedder(backbones.resolve(presets("dinov2")[0], 2 * SIZE), embedding_dim=8, image_size=2 * SIZE)
+    embedder = Embedder(
+        backbones.resolve(presets("dinov2")[0], 2 * SIZE), embedding_dim=8, image_size=2 * SIZE
+    )
     embedder.build((None, 2 * SIZE, 2 * SIZE, 3))
     embedder.built = True
-    (table,) = (v for v in embedder.backbone.variables if v.name == "interpolated_position_embeddings")
+    (table,) = (
+        v for v in embedder.backbone.variables if v.name == "interpolated_position_embeddings"
+    )
     assert table.trainable
     table.assign(table + sign * np.abs(np.random.default_rng(1).normal(size=table.shape)))
     embedder.save(tmp_path / "e.keras")
@@ -106,7 +133,9 @@ def test_another_size_keeps_every_weight_but_the_positions(presets, family):
     native, larger = (backbones.resolve(name, size).model for size in (SIZE, 2 * SIZE))
     assert larger.output_shape == (None, 2 * SIZE // PATCH, 2 * SIZE // PATCH, WIDTH)
     learned = 0
-    for ours, old, new in zip(vision(network).variables, native.variables, larger.variables, strict=family != "siglip"):
+    for ours, old, new in zip(
+        vision(network).variables, native.variables, larger.variables, strict=family != "siglip"
+    ):
         if family != "siglip":
             np.testing.assert_array_equal(ours, old)
         if old.shape == new.shape:
@@ -125,30 +154,47 @@ def test_another_size_keeps_every_weight_but_the_positions(presets, family):
     assert np.isfinite(np.array(larger(images(size=2 * SIZE) / 255))).all()
 
 
-@pytest.mark.parametrize("pooling", ["cls", *(pytest.param(p, marks=pytest.mark.slow) for p in ("gem", "attention"))])
+@pytest.mark.parametrize(
+    "pooling", ["cls", *(pytest.param(p, marks=pytest.mark.slow) for p in ("gem", "attention"))]
+)
 def test_every_weight_gets_a_gradient(presets, pooling):
     family = "siglip" if pooling == "attention" else "dinov2"
-    embedder = Embedder(backbones.resolve(presets(family)[0], SIZE), embedding_dim=8, image_size=SIZE, pooling=pooling)
+    embedder = Embedder(
+        backbones.resolve(presets(family)[0], SIZE),
+        embedding_dim=8,
+        image_size=SIZE,
+        pooling=pooling,
+    )
     embedder.build((None, SIZE, SIZE, 3))
     variables = embedder.trainable_variables
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(embedder(images()) * np.arange(8.0, dtype="float32"))
     gradients = tape.gradient(loss, [variable.value for variable in variables])
-    gradients = [None if g is None else tf.convert_to_tensor(g) for g in gradients]  # of a table, its rows
+    gradients = [
+        None if g is None else tf.convert_to_tensor(g) for g in gradients
+    ]  # of a table, its rows
     # The bias of keys has none: softmax does not see it.
-    still = [v.path for v, g in zip(variables, gradients, strict=True) if g is None or not np.abs(g).max() > 1e-9]
+    still = [
+        v.path
+        for v, g in zip(variables, gradients, strict=True)
+        if g is None or not np.abs(g).max() > 1e-9
+    ]
     assert not [path for path in still if not path.endswith("key/bias")], still
     assert not any("mask_token" in variable.path for variable in variables)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
-def test_low_rank_changes_and_mixed_precision_are_gone_from_what_is_saved_and_exported(policy, tmp_path):
+def test_low_rank_changes_and_mixed_precision_are_gone_from_what_is_saved_and_exported(
+    policy, tmp_path
+):
     keras.config.set_dtype_policy(policy)
     try:
         network = preset(tmp_path / "preset", "dinov2")[1]
         network.enable_lora(2)
-        mixed = Embedder(backbones.TokenBackbone(network), embedding_dim=0, image_size=SIZE, pooling="cls")
+        mixed = Embedder(
+            backbones.TokenBackbone(network), embedding_dim=0, image_size=SIZE, pooling="cls"
+        )
         mixed.build((None, SIZE, SIZE, 3))
     finally:
         keras.config.set_dtype_policy("float32")
@@ -173,7 +219,20 @@ def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):
     keras.utils.set_random_seed(0)
     network = models.BertBackbone(12, 1, 2, 8, 16, max_sequence_length=16)
     network.save_to_preset(str(tmp_path))
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "blue", "car", "boat", "of", "wood"]
+    words = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        "a",
+        "red",
+        "blue",
+        "car",
+        "boat",
+        "of",
+        "wood",
+    ]
     models.BertTokenizer(words).save_to_preset(str(tmp_path))
     texts = ["a red car", "a blue boat of wood"]
     vectors = {}
@@ -184,12 +243,18 @@ def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):
         vectors[length] = embedder.embed_texts(texts)
     # The mean of the last layer over the tokens of the text, without those that fill it up.
     tokens = np.array([[2, 5, 6, 8, 3]])
-    inputs = {"token_ids": tokens, "padding_mask": np.ones_like(tokens), "segment_ids": np.zeros_like(tokens)}
+    inputs = {
+        "token_ids": tokens,
+        "padding_mask": np.ones_like(tokens),
+        "segment_ids": np.zeros_like(tokens),
+    }
     mean = np.array(network(inputs)["sequence_output"]).mean(axis=1)[0]
     np.testing.assert_allclose(vectors[16][0], mean / np.linalg.norm(mean), atol=1e-5)
     np.testing.assert_allclose(vectors[8], vectors[16], atol=1e-5)
     with pytest.raises(UserError, match=r"the first is text 1, 'a blue boat of wood'"):
-        TextEmbedder(*backbones.load_text_preset(str(tmp_path), 6), embedding_dim=0).embed_texts(texts)
+        TextEmbedder(*backbones.load_text_preset(str(tmp_path), 6), embedding_dim=0).embed_texts(
+            texts
+        )
     embedder.save(tmp_path / "embedder.keras")
     again = keras.saving.load_model(tmp_path / "embedder.keras")
     np.testing.assert_allclose(again.embed_texts(texts), vectors[10], atol=1e-6)

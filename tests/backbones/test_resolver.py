@@ -13,9 +13,12 @@ def weights_of(model):
     return [keras.ops.convert_to_numpy(weight) for weight in model.weights]
 
 
-# One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale, pixel statistics.
+# One of each kind of layer that keeps state: normalization, squeeze and excitation, layer scale,
+# pixel statistics.
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mobilenetv3small", "efficientnetb0", "convnexttiny", "bn_inception"])
+@pytest.mark.parametrize(
+    "name", ["mobilenetv3small", "efficientnetb0", "convnexttiny", "bn_inception"]
+)
 def test_every_backbone_takes_its_own_weights_file(name, tmp_path):
     keras.utils.set_random_seed(1)
     source = backbones.resolve(name, SIZE).model
@@ -117,7 +120,10 @@ def test_names_are_checked_without_building_as_they_are_with_it(arguments, says,
 
 def test_a_name_may_have_its_options_with_it():
     narrow = backbones.resolve("MobileNetV2(alpha=0.35)", 32).model
-    assert narrow.count_params() == backbones.resolve("mobilenetv2", 32, alpha=0.35).model.count_params()
+    assert (
+        narrow.count_params()
+        == backbones.resolve("mobilenetv2", 32, alpha=0.35).model.count_params()
+    )
     assert Embedder("conv4(width=8)", embedding_dim=4, image_size=32).backbone.output_shape[-1] == 8
     for name, size in (("inceptionv3", 32), ("conv4", 8), ("mobilenetv2", -1)):
         with pytest.raises(UserError, match=f"{size} px"):

@@ -39,7 +39,9 @@ def write_noise(folder: pathlib.Path, classes: str, count: int) -> None:
     for name in classes:
         (folder / name).mkdir(parents=True)
         for number in range(count):
-            Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(folder / name / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (20, 20, 3), np.uint8)).save(
+                folder / name / f"{number}.png"
+            )
 
 
 def write_embedder(path: pathlib.Path) -> Embedder:

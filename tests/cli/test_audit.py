@@ -26,7 +26,9 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
         Image.fromarray(picture).resize((48, 48)).save(tmp_path / "photos" / name)
     vectors = rng.normal(size=(6, 8))
     vectors[5] = vectors[0] + 0.2
-    np.savez(tmp_path / "x.npz", embeddings=vectors, labels=[*["<b>cat"] * 3, *["dog"] * 3], names=names)
+    np.savez(
+        tmp_path / "x.npz", embeddings=vectors, labels=[*["<b>cat"] * 3, *["dog"] * 3], names=names
+    )
     flags = [f"--embeddings={tmp_path / 'x.npz'}", f"--out={tmp_path / 'out'}"]
     status, said, errors = commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")
     assert status == 0, errors
@@ -37,7 +39,10 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
         ("keep", "class", "1.0000"),
         ("drop", "class", "1.0000"),
     ]
-    assert sorted((row["class"], row["other_class"]) for row in found[:2]) == [("<b>cat", "dog"), ("dog", "<b>cat")]
+    assert sorted((row["class"], row["other_class"]) for row in found[:2]) == [
+        ("<b>cat", "dog"),
+        ("dog", "<b>cat"),
+    ]
     assert len(rows_of(tmp_path / "out" / "images.csv")) == 6
     page = (tmp_path / "out" / "audit.html").read_text(encoding="utf-8")
     check_page(page)
@@ -49,7 +54,10 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
 
     without = commands.run("audit", flags[0], f"--out={tmp_path / 'other'}")
     assert "0 groups of near-duplicates" in without[1]
-    assert commands.run("audit", flags[0], f"--out={tmp_path / 'third'}", f"--data_dir={tmp_path}")[0] == 2
+    assert (
+        commands.run("audit", flags[0], f"--out={tmp_path / 'third'}", f"--data_dir={tmp_path}")[0]
+        == 2
+    )
 
 
 def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatch):
@@ -62,10 +70,14 @@ def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatc
         embedded.append((embedder.backbone.output_shape[-1], *batches))
         return np.eye(4)[:2]
 
-    monkeypatch.setattr("tfdml.cli.audit.evaluation_batches", lambda part, view, size: (view, len(part)))
+    monkeypatch.setattr(
+        "tfdml.cli.audit.evaluation_batches", lambda part, view, size: (view, len(part))
+    )
     monkeypatch.setattr("tfdml.cli.audit.embed", embed)
     data = "--dataset=folder", f"--data_dir={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"
     network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16", "--resize=18"
-    status, _, errors = commands.run("audit", *data, *network, "--resize_mode=pad", "--pad_color=white")
+    status, _, errors = commands.run(
+        "audit", *data, *network, "--resize_mode=pad", "--pad_color=white"
+    )
     assert status == 0, errors
     assert embedded == [(4, EvaluationTransform(18, 16, "pad", (255, 255, 255)), 2)] * 2

@@ -35,7 +35,9 @@ def test_a_flag_in_vain_on_the_command_line_is_an_error(name, words, more, tmp_p
     command = load(name)
     flag = words[-1].removeprefix("--").partition("=")[0]
     status, _, errors = commands.run(name, *words)
-    assert (status, f"it needs {command.flags.effects[flag].condition};" in errors) == (2, True), errors
+    assert (status, f"it needs {command.flags.effects[flag].condition};" in errors) == (2, True), (
+        errors
+    )
     assert not list(tmp_path.iterdir())
     if more is not None:
         command.flags.parse([*words, *more])
@@ -43,12 +45,27 @@ def test_a_flag_in_vain_on_the_command_line_is_an_error(name, words, more, tmp_p
 
 
 def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(tmp_path):
-    """So that a schedule on the command line takes the place of the file's; a flag after the file is the command's."""
+    """So that a schedule on the command line takes the place of the file's; a flag after the file
+    is the command's."""
     write_photos(tmp_path / "photos")
-    lines = ["--batch_size=64", "--drop_epochs=6", "--drop_factor=0.1"]  # the last is the default, as in flags.txt
+    lines = [
+        "--batch_size=64",
+        "--drop_epochs=6",
+        "--drop_factor=0.1",
+    ]  # the last is the default, as in flags.txt
     (tmp_path / "x.flags").write_text("\n".join([*lines, "--dataset=folder", "--image_size=28"]))
-    flags = ["--resize=32", "--backbone=conv4", f"--data_dir={tmp_path / 'photos'}", f"--run_dir={tmp_path / 'run'}"]
-    flags += [f"--flagfile={tmp_path / 'x.flags'}", "--sampling=class_balanced", "--schedule=cosine", "--dry_run"]
+    flags = [
+        "--resize=32",
+        "--backbone=conv4",
+        f"--data_dir={tmp_path / 'photos'}",
+        f"--run_dir={tmp_path / 'run'}",
+    ]
+    flags += [
+        f"--flagfile={tmp_path / 'x.flags'}",
+        "--sampling=class_balanced",
+        "--schedule=cosine",
+        "--dry_run",
+    ]
     status, _, errors = commands.run("train", *flags)
     assert status == 0, errors
     warnings = errors.splitlines()
@@ -65,12 +82,15 @@ def test_a_resumed_run_is_judged_by_its_own_settings(tmp_path):
     given = [f"--run_dir={tmp_path}", "--resume"]
     status, _, errors = commands.run("train", *given, "--classes_per_batch=8")
     assert (status, "--classes_per_batch=8 has no effect" in errors) == (2, True), errors
-    status, _, errors = commands.run("train", *given, "--batch_size=8", "--dry_run", "--dataset=none")
+    status, _, errors = commands.run(
+        "train", *given, "--batch_size=8", "--dry_run", "--dataset=none"
+    )
     assert "no effect" not in errors
 
 
 def ended(command, tmp_path, number):
-    """(status, error output) of a command in a fork of this process, which gets a signal once it has begun."""
+    """(status, error output) of a command in a fork of this process, which gets a signal once it
+    has begun."""
     pid = os.fork()
     if pid == 0:
         status = 99

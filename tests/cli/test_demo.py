@@ -13,13 +13,18 @@ pytest.importorskip("starlette")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model of 4 dimensions, photos in two class folders, embeddings of 4 and of 5 dimensions, and a threshold."""
+    """A model of 4 dimensions, photos in two class folders, embeddings of 4 and of 5 dimensions,
+    and a threshold."""
     folder = tmp_path_factory.mktemp("demo")
     rng = np.random.default_rng(0)
     write_noise(folder / "photos", "ab", 6)
     write_embedder(folder / "model.keras")
     for dimensions in (4, 5):
-        np.savez(folder / f"{dimensions}.npz", embeddings=rng.normal(size=(8, dimensions)), labels=np.arange(8) // 4)
+        np.savez(
+            folder / f"{dimensions}.npz",
+            embeddings=rng.normal(size=(8, dimensions)),
+            labels=np.arange(8) // 4,
+        )
     labels = np.repeat(np.arange(6), 4)
     calibration = calibrate(rng.normal(size=(24, 4)), labels, fpir=0.2)
     (folder / "threshold.json").write_text(json.dumps({"calibration": calibration.to_dict()}))
@@ -39,7 +44,9 @@ def served(monkeypatch):
 @pytest.mark.slow
 def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", "--host=0.0.0.0"]
-    status, printed, errors = commands.run("demo", *flags, f"--calibration={folder}/threshold.json", "--port=0")
+    status, printed, errors = commands.run(
+        "demo", *flags, f"--calibration={folder}/threshold.json", "--port=0"
+    )
     assert status == 0, errors
     assert "embedding 12 images" in printed
     demo, host, port, token = served[0]

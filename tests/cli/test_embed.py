@@ -36,7 +36,11 @@ def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, command, 
     assert len(set(stored.names)) == 1280
     assert stored.manifest["view"] == {"resize": 32, "image_size": 28, "resize_mode": "shorter"}
     assert stored.manifest["model"]["source"] == str(finished_run)
-    assert stored.manifest["dataset"] == {"name": "glyphs", "options": "images_per_class=4, size=32", "split": "all"}
+    assert stored.manifest["dataset"] == {
+        "name": "glyphs",
+        "options": "images_per_class=4, size=32",
+        "split": "all",
+    }
 
     flags = [f"--model={finished_run}", f"--out={tmp_path / 'x'}", *SIZES]
     started = subprocess.Popen(

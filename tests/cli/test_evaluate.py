@@ -48,7 +48,9 @@ def test_the_same_numbers_for_the_same_model(forms, command, tmp_path):
         assert done.returncode == 0, (name, done.stderr)
         assert "428 images of 107 classes" in done.stdout
         result = json.loads((tmp_path / f"{name}.json").read_text())
-        results[name] = {key: value for key, value in result.items() if key not in ("model", "dataset")}
+        results[name] = {
+            key: value for key, value in result.items() if key not in ("model", "dataset")
+        }
         assert name == "stored" or result["dataset"] == "glyphs"
     trained = json.loads((forms["run"] / "result.json").read_text())["metrics"]
     for metric in ("recall@1", "recall@8", "map@r", "r_precision"):
@@ -66,7 +68,9 @@ def vectors(tmp_path_factory):
     points = rng.normal(size=(12, 8))[labels] + rng.normal(size=(240, 8))
     points = (points / np.linalg.norm(points, axis=1, keepdims=True)).astype("float32")
     np.savez(folder / "good.npz", embeddings=points, labels=labels)
-    np.savez(folder / "roles.npz", embeddings=points, labels=labels, is_query=np.arange(240) % 2 == 0)
+    np.savez(
+        folder / "roles.npz", embeddings=points, labels=labels, is_query=np.arange(240) % 2 == 0
+    )
     return folder
 
 
@@ -83,7 +87,9 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
     points, labels, query = arrays["embeddings"], arrays["labels"], arrays["is_query"]
     options = "--intervals=queries", "--metrics=recall,map,nmi", "--ks=1,3"
     found, said = measured(commands, vectors / "good.npz", *options)
-    expected = evaluate_retrieval(points, labels, metrics=["recall", "map", "nmi"], ks=(1, 3), intervals="queries")
+    expected = evaluate_retrieval(
+        points, labels, metrics=["recall", "map", "nmi"], ks=(1, 3), intervals="queries"
+    )
     interval = expected["intervals"]["recall@1"]
     expected["intervals"] = {name: list(value) for name, value in expected["intervals"].items()}
     assert {key: found[key] for key in expected} == expected
@@ -91,7 +97,9 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
     assert f"[{100 * interval.low:.2f}, {100 * interval.high:.2f}]" in said
 
     found, _ = measured(commands, vectors / "roles.npz", "--distance=cosine")
-    expected = evaluate_retrieval(points[query], labels[query], points[~query], labels[~query], distance="cosine")
+    expected = evaluate_retrieval(
+        points[query], labels[query], points[~query], labels[~query], distance="cosine"
+    )
     assert {key: found[key] for key in expected} == expected
     assert found["num_gallery"] == 120
 
@@ -100,7 +108,9 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
 
 
 @pytest.mark.slow
-def test_embeddings_of_other_images_than_the_data_set(finished_run, commands, tmp_path, monkeypatch):
+def test_embeddings_of_other_images_than_the_data_set(
+    finished_run, commands, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     dataset = load("glyphs", split="test", images_per_class=4, size=32)
     points = np.random.default_rng(0).normal(size=(428, 4)).astype(np.float32)
@@ -111,12 +121,19 @@ def test_embeddings_of_other_images_than_the_data_set(finished_run, commands, tm
         ["--model=same.npz", *DATA, "--json=same.json"],
         ["--model=bare.npz", *DATA, "--json=bare.json"],
         ["--model=other.npz", *DATA],
-        [f"--model={finished_run}", "--report=run.html", "--task=verification", "--target=far=0.02"],
+        [
+            f"--model={finished_run}",
+            "--report=run.html",
+            "--task=verification",
+            "--target=far=0.02",
+        ],
     ]
     answers = [commands.run("evaluate", *flags) for flags in lines]
     assert [status for status, _, _ in answers] == [0, 0, 2, 0], answers
     same, bare = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("same", "bare"))
-    assert {k: v for k, v in same.items() if k != "model"} == {k: v for k, v in bare.items() if k != "model"}
+    assert {k: v for k, v in same.items() if k != "model"} == {
+        k: v for k, v in bare.items() if k != "model"
+    }
     assert "calibrated to far=0.02" in (tmp_path / "run.html").read_text()
 
 
@@ -125,7 +142,11 @@ def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
     flags = "--task=verification", "--target=far=0.01", "--distance=cosine"
     result, _ = measured(commands, vectors / "good.npz", *flags)
     expected = verification(points, labels, distance="cosine")
-    assert (result["auc"], result["eer"], result["num_same"]) == (expected.auc, expected.eer, 12 * 190)
+    assert (result["auc"], result["eer"], result["num_same"]) == (
+        expected.auc,
+        expected.eer,
+        12 * 190,
+    )
     assert result["tar@far=0.01"] == expected.points[0.01].tar.mean
     calibration = Calibration.from_dict(result["calibration"])
     assert calibration.threshold == calibrate(points, labels, far=0.01, distance="cosine").threshold
@@ -146,11 +167,17 @@ def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
 @pytest.mark.slow
 def test_whitening_of_a_run_and_of_its_export(finished_run, command, tmp_path):
     models, file = tmp_path / "models", tmp_path / "served.json"
-    done = command("export", f"--run_dir={finished_run}", f"--out={models}", "--whitening=dim=8, power=0.5")
+    done = command(
+        "export", f"--run_dir={finished_run}", f"--out={models}", "--whitening=dim=8, power=0.5"
+    )
     assert done.returncode == 0, done.stderr
-    done = command("evaluate", f"--model={models}", *DATA, "--metrics=recall@1,map@r", f"--json={file}")
+    done = command(
+        "evaluate", f"--model={models}", *DATA, "--metrics=recall@1,map@r", f"--json={file}"
+    )
     assert done.returncode == 0, done.stderr
-    train, test = (load("glyphs", split=split, images_per_class=4, size=32) for split in ("train", "test"))
+    train, test = (
+        load("glyphs", split=split, images_per_class=4, size=32) for split in ("train", "test")
+    )
     backend = load_backend(str(finished_run))
     embeddings = backend.embed(test, 100)
     whitening = fit_whitening(backend.embed(train, 100), 8, power=0.5)
@@ -158,6 +185,10 @@ def test_whitening_of_a_run_and_of_its_export(finished_run, command, tmp_path):
     expected = evaluate_retrieval(whitening(embeddings), test.labels, metrics=names)
     served = json.loads((tmp_path / "served.json").read_text())
     card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
-    assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (8, {"dim": 8, "power": 0.5}, None)
+    assert (card["embedding_dim"], card["whitening"], card["metrics"]) == (
+        8,
+        {"dim": 8, "power": 0.5},
+        None,
+    )
     for name in names:
         assert served[name] == pytest.approx(expected[name], abs=BETWEEN_GRAPHS)

@@ -12,7 +12,14 @@ DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=
 @pytest.mark.slow
 def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path):
     out = tmp_path / "retriever"
-    done = command("export", f"--run_dir={finished_run}", "--gallery=made", *DATA, "--truncate_dim=8", f"--out={out}")
+    done = command(
+        "export",
+        f"--run_dir={finished_run}",
+        "--gallery=made",
+        *DATA,
+        "--truncate_dim=8",
+        f"--out={out}",
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     card = json.loads((out / "1" / "retriever.json").read_text())
     served = tf.saved_model.load(str(out / "1"))
@@ -23,8 +30,12 @@ def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path
     found = served.signatures["search_bytes"](image_bytes=image, k=tf.constant(3))
     assert found["ids"].shape == (1, 3)
     assert np.all(np.diff(found["distances"].numpy()) >= 0)
-    # By default it has the threshold of its own images of unseen classes, each of which searches it.
-    assert (card["calibration"]["kind"], card["calibration"]["num_images"]) == ("fpir", card["items"])
+    # By default it has the threshold of its own images of unseen classes, each of which searches
+    # it.
+    assert (card["calibration"]["kind"], card["calibration"]["num_images"]) == (
+        "fpir",
+        card["items"],
+    )
     accepted = found["distances"].numpy() <= np.float32(card["calibration"]["threshold"])
     assert found["accepted"].numpy().tolist() == accepted.tolist()
 
@@ -46,7 +57,11 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(out.read_text())["recall@1"] == pytest.approx(expected["recall@1"])
-    done = command("export", f"--run_dir={run}", "--moment_embedder", f"--out={tmp_path / 'models'}")
+    done = command(
+        "export", f"--run_dir={run}", "--moment_embedder", f"--out={tmp_path / 'models'}"
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
-    assert card["artifacts"]["saved_model"]["acceptance"]["recall@1"] == pytest.approx(expected["recall@1"], abs=0.02)
+    assert card["artifacts"]["saved_model"]["acceptance"]["recall@1"] == pytest.approx(
+        expected["recall@1"], abs=0.02
+    )

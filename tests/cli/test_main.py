@@ -11,7 +11,9 @@ from tfdml import cli
 
 def fresh(program):
     """A program in a process of its own."""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT
+    )
 
 
 def status_of(*words):
@@ -32,18 +34,29 @@ def test_help_and_configs_do_not_load_tensorflow():
     assert done.stdout.endswith("LOADED []\n"), done.stderr
 
 
-def test_unknown_commands_and_flags_are_one_line_with_the_nearest_before_tensorflow_loads(monkeypatch, capsys):
+def test_unknown_commands_and_flags_are_one_line_with_the_nearest_before_tensorflow_loads(
+    monkeypatch, capsys
+):
     monkeypatch.setattr(cli, "_load_tensorflow", None)
-    for words, nearest in ((("trian", "--epochs=1"), "train"), (("train", "--data_dir=x", "--epoch=1"), "epochs")):
+    for words, nearest in (
+        (("trian", "--epochs=1"), "train"),
+        (("train", "--data_dir=x", "--epoch=1"), "epochs"),
+    ):
         assert status_of(*words) == 2
         assert f"did you mean {nearest}?" in capsys.readouterr().err
     for name in cli.STAGES:
-        words = [f"--{flag}" for flag in load(name).flags] + ["--noresume", "--flagfile=x", "--help"]
+        words = [f"--{flag}" for flag in load(name).flags] + [
+            "--noresume",
+            "--flagfile=x",
+            "--help",
+        ]
         assert cli.unknown_flag(words) == "", name
 
 
 def test_without_tensorflow_a_command_ends_in_one_line():
-    done = fresh("import sys, tfdml.cli\nsys.modules['tensorflow'] = None\ntfdml.cli.main(['train'])")
+    done = fresh(
+        "import sys, tfdml.cli\nsys.modules['tensorflow'] = None\ntfdml.cli.main(['train'])"
+    )
     assert done.returncode == 2
     assert "TensorFlow cannot be loaded" in done.stderr
 
@@ -61,6 +74,9 @@ def test_configs_are_listed_by_words_and_a_single_one_is_printed(capsys):
 @pytest.mark.slow
 def test_doctor_trains_and_finds_a_training_that_fails(monkeypatch):
     assert cli._trial() == []
-    for program in ("raise ImportError('no library')", 'print(\'TRIAL ["tensorflow", ["CPU"], NaN]\')'):
+    for program in (
+        "raise ImportError('no library')",
+        'print(\'TRIAL ["tensorflow", ["CPU"], NaN]\')',
+    ):
         monkeypatch.setattr(cli, "_TRIAL", program)
         assert cli._trial()

@@ -24,7 +24,10 @@ def test_a_folder_of_photos_becomes_a_small_one(photos, tmp_path):
     status, _, errors = commands.run("prepare", *flags)
     assert status == 0, errors
     for split in ("train", "test"):
-        source, copy = load("folder", photos, split), load("list", tmp_path / "out" / "images.csv", split)
+        source, copy = (
+            load("folder", photos, split),
+            load("list", tmp_path / "out" / "images.csv", split),
+        )
         np.testing.assert_array_equal(source.labels, copy.labels)
         assert source.class_names == copy.class_names
         assert min(min(copy.images.size(row)) for row in range(len(copy))) == 20

@@ -1,4 +1,5 @@
-"""`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is wrong."""
+"""`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is
+wrong."""
 
 import json
 
@@ -32,7 +33,9 @@ def nearest(commands, folder, gallery, *flags):
     """The neighbors that the command writes, and what it prints."""
     path = folder / "written" / "nearest.parquet"
     queries = f"--queries={folder / 'queries.npz'}"
-    status, said, errors = commands.run("search", f"--gallery={gallery}", queries, f"--out={path}", *flags)
+    status, said, errors = commands.run(
+        "search", f"--gallery={gallery}", queries, f"--out={path}", *flags
+    )
     assert status == 0, errors
     return RetrievalResults(read_table(path)), said
 
@@ -49,25 +52,37 @@ def test_stored_embeddings_and_a_database_find_the_same(commands, folder):
 
     pytest.importorskip("lancedb")
     uri = f"lancedb://{folder}/galleries"
-    status, _, errors = commands.run("index", f"--embeddings={folder / 'gallery.npz'}", f"--to={uri}")
+    status, _, errors = commands.run(
+        "index", f"--embeddings={folder / 'gallery.npz'}", f"--to={uri}"
+    )
     assert status == 0, errors
     found, _ = nearest(commands, folder, uri, "--k=4")
     np.testing.assert_allclose(found.column("distance"), stored.column("distance"), rtol=1e-6)
     assert found.table.drop_columns(["distance"]).equals(stored.table.drop_columns(["distance"]))
 
 
-def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(commands, folder, tmp_path, caplog):
+def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(
+    commands, folder, tmp_path, caplog
+):
     arrays = np.load(folder / "gallery.npz")
     calibration = calibrate(arrays["embeddings"], arrays["labels"], fpir=0.1)
     path = tmp_path / "threshold.json"
     path.write_text(json.dumps({"split": "test", "calibration": calibration.to_dict()}))
     whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
-    some, said = nearest(commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}")
+    some, said = nearest(
+        commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}"
+    )
     near = whole.column("distance") <= calibration.threshold
-    assert [name for name in some.column("id") if name is not None] == whole.column("id")[near].tolist()
+    assert [name for name in some.column("id") if name is not None] == whole.column("id")[
+        near
+    ].tolist()
     assert f"at most {calibration.threshold:.9g}\n" in said
     assert "is of a gallery of" not in caplog.text
-    arguments = [f"--gallery={folder / 'gallery.npz'}", f"--queries={folder / 'queries.npz'}", f"--max_distance={path}"]
+    arguments = [
+        f"--gallery={folder / 'gallery.npz'}",
+        f"--queries={folder / 'queries.npz'}",
+        f"--max_distance={path}",
+    ]
     errors = commands.run("search", *arguments, "--distance=cosine")[2]
     assert "the threshold is of distance='euclidean'" in errors
     path.write_text(json.dumps({"calibration": {**calibration.to_dict(), "num_images": 15}}))
@@ -81,26 +96,39 @@ def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder
     status, said, errors = commands.run("search", *flags)
     assert status == 0, errors
     arrays = np.load(gallery)
-    metrics = evaluate_retrieval(arrays["embeddings"], arrays["labels"], metrics=["recall@1", "mrr"])
+    metrics = evaluate_retrieval(
+        arrays["embeddings"], arrays["labels"], metrics=["recall@1", "mrr"]
+    )
     assert f"Recall@1 {100 * metrics['recall@1']:.2f} %\n" in said
     table = read_table(out).to_pandas()
     assert len(table) == 30 * 29
     first = table[table["relevant"]].groupby("query")["rank"].min()
     assert np.mean(1 / first) == pytest.approx(metrics["mrr"], abs=1e-12)
-    for words, message in (([f"{folder}/*.jpg", "--model=x"], "*.jpg"), ([f"{folder}/other.npz"], "dimension")):
-        status, _, errors = commands.run("search", f"--gallery={gallery}", f"--queries={words[0]}", *words[1:])
+    for words, message in (
+        ([f"{folder}/*.jpg", "--model=x"], "*.jpg"),
+        ([f"{folder}/other.npz"], "dimension"),
+    ):
+        status, _, errors = commands.run(
+            "search", f"--gallery={gallery}", f"--queries={words[0]}", *words[1:]
+        )
         assert (status, message in errors) == (2, True), errors
 
 
 @pytest.fixture(scope="module")
 def two_shops(commands, tmp_path_factory):
-    """An embedder, and two folders of images that number their classes each from 0; `b` is in both."""
+    """An embedder, and two folders of images that number their classes each from 0; `b` is in
+    both."""
     folder = tmp_path_factory.mktemp("shops")
     for shop, names in (("one", "ab"), ("two", "bc")):
         write_noise(folder / shop, names, 3)
     write_embedder(folder / "embedder.keras")
     for shop in ("one", "two"):
-        data = ["--dataset=folder", f"--data_dir={folder / shop}", "--split=all", f"--out={folder / shop}.embeddings"]
+        data = [
+            "--dataset=folder",
+            f"--data_dir={folder / shop}",
+            "--split=all",
+            f"--out={folder / shop}.embeddings",
+        ]
         status, _, errors = commands.run("embed", f"--model={folder}/embedder.keras", *data)
         assert status == 0, errors
     return folder
@@ -110,13 +138,20 @@ def two_shops(commands, tmp_path_factory):
 def test_images_are_queries(commands, two_shops, tmp_path):
     photos, retriever = two_shops / "one", f"--gallery={tmp_path}/retriever"
     embedder = keras.saving.load_model(two_shops / "embedder.keras")
-    Retriever.build(embedder, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
+    Retriever.build(
+        embedder, load("folder", photos, "all"), tmp_path / "retriever", directory=photos
+    )
     stored, model = f"--gallery={two_shops}/one.embeddings", f"--model={two_shops}/embedder.keras"
     asked = f"--queries={photos}/a/*.png,{photos}/a/2.png"
     write_embedder(tmp_path / "other.keras")
-    assert "different models" in commands.run("search", stored, f"--model={tmp_path}/other.keras", asked)[2]
+    assert (
+        "different models"
+        in commands.run("search", stored, f"--model={tmp_path}/other.keras", asked)[2]
+    )
     for number, flags in enumerate(([retriever], [stored, model])):
-        status, text, errors = commands.run("search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2")
+        status, text, errors = commands.run(
+            "search", *flags, asked, f"--out={tmp_path}/{number}.parquet", "--k=2"
+        )
         assert status == 0, errors
         assert "a/2.png  class=a" in text
         best = read_table(tmp_path / f"{number}.parquet").to_pandas().query("rank == 1")
@@ -124,7 +159,9 @@ def test_images_are_queries(commands, two_shops, tmp_path):
         for query, name, distance in zip(best["query"], best["id"], best["distance"], strict=True):
             assert name.endswith("/".join(query.split("/")[-2:]))
             assert distance == pytest.approx(0, abs=2e-3)
-    assert "no threshold" in commands.run("search", retriever, asked, "--max_distance=calibrated")[2]
+    assert (
+        "no threshold" in commands.run("search", retriever, asked, "--max_distance=calibrated")[2]
+    )
 
 
 @pytest.mark.slow
@@ -136,13 +173,17 @@ def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
     # `b/0.png` of the second shop is another image than that of the first.
     status, _, errors = commands.run(*index, f"--embeddings={two_shops}/two.embeddings")
     assert (status, "3 ids of" in errors) == (2, True)
-    status, text, _ = commands.run(*index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/")
+    status, text, _ = commands.run(
+        *index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/"
+    )
     assert (status, "6 added, 0 replaced" in text) == (0, True)
     with connect(uri) as gallery:
         rows = gallery.rows(99)
     assert {name: rows.columns["class"].count(name) for name in "abc"} == {"a": 3, "b": 6, "c": 3}
     query = f"--queries={two_shops}/two/c/1.png"
-    status, text, errors = commands.run("search", f"--gallery={uri}", f"--model={two_shops}/embedder.keras", query)
+    status, text, errors = commands.run(
+        "search", f"--gallery={uri}", f"--model={two_shops}/embedder.keras", query
+    )
     assert status == 0, errors
     assert "two/c/1.png  class=c" in text.splitlines()[2]
 

@@ -1,4 +1,5 @@
-"""`tfdml serve`: one clear line for what is wrong; tests/cluster/test_serving.py has what it answers."""
+"""`tfdml serve`: one clear line for what is wrong; tests/cluster/test_serving.py has what it
+answers."""
 
 import socket
 
@@ -15,7 +16,9 @@ def model(tmp_path):
 
 
 def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
-    monkeypatch.setattr(serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve)
+    monkeypatch.setattr(
+        serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve
+    )
     status, _, errors = commands.run("serve", f"--model={model}")
     assert (status, "tfdml[serve]" in errors) == (2, True), errors
 

@@ -15,7 +15,15 @@ from tfdml.training.callbacks import Interrupted
 @pytest.mark.slow
 def test_the_run_folder_holds_what_it_promises(finished_run):
     result = json.loads((finished_run / "result.json").read_text())
-    assert set(result["metrics"]) >= {"recall@1", "recall@2", "recall@4", "recall@8", "map@r", "r_precision", "nmi"}
+    assert set(result["metrics"]) >= {
+        "recall@1",
+        "recall@2",
+        "recall@4",
+        "recall@8",
+        "map@r",
+        "r_precision",
+        "nmi",
+    }
     assert 0 <= result["metrics"]["recall@1"] <= 1
     mean, low, high, error = result["intervals"]["recall@1"]
     assert mean == pytest.approx(result["metrics"]["recall@1"])
@@ -23,7 +31,9 @@ def test_the_run_folder_holds_what_it_promises(finished_run):
     assert error >= 0
     assert result["selection"] == "the last epoch"
     assert result["images_per_second"] > 0
-    records = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()
+    ]
     assert [record["epoch"] for record in records] == [0, 1, 2]
     assert [record["step"] for record in records] == [0, 6, 12]
     assert set(records[1]["train"]) >= {"loss", "am_softmax", "jrs", "d_pos", "d_neg"}
@@ -32,7 +42,9 @@ def test_the_run_folder_holds_what_it_promises(finished_run):
     assert "--objectives=am_softmax + jrs" in (finished_run / "flags.txt").read_text()
     assert (finished_run / "report" / "index.html").is_file()
     assert list((finished_run / "tensorboard").iterdir())
-    assert keras.saving.load_model(finished_run / "embedder.keras")(np.zeros((1, 28, 28, 3), np.uint8)).shape == (1, 16)
+    assert keras.saving.load_model(finished_run / "embedder.keras")(
+        np.zeros((1, 28, 28, 3), np.uint8)
+    ).shape == (1, 16)
     assert not list(finished_run.rglob(".partial*"))
 
 
@@ -42,4 +54,7 @@ def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
 
     monkeypatch.setattr(trainer, "train", train)
     status, _, errors = commands.run("train", f"--run_dir={tmp_path / 'run'}")
-    assert (status, errors) == (143, "train: stopped by SIGTERM: the checkpoint of step 3 is saved\n")
+    assert (status, errors) == (
+        143,
+        "train: stopped by SIGTERM: the checkpoint of step 3 is saved\n",
+    )

@@ -66,5 +66,9 @@ def test_any_flag_with_any_value_ends_in_one_line_or_is_accepted(
         assert status == 2, errors
         assert lines[-1].startswith(f"{command}: error: "), errors
         assert sum("error: " in line for line in lines) == 1, errors
-    asked = {argument.split("=", 1)[1] for argument in arguments if argument.startswith(("--json=", "--report="))}
+    asked = {
+        argument.split("=", 1)[1]
+        for argument in arguments
+        if argument.startswith(("--json=", "--report="))
+    }
     assert set(os.listdir()) - before <= asked

@@ -36,7 +36,12 @@ def test_a_list_gives_paths_labels_and_roles(tmp_path):
     }
     pq.write_table(pa.table({**rows, "width": [1, 2, 3, 4]}), tmp_path / "list.parquet")
     images = images_of(str(tmp_path / "list.parquet"))
-    assert images.names == (f"{tmp_path}/a.jpg", "/data/b.jpg", "s3://bucket/c d.jpg", f"{tmp_path}/a.jpg")
+    assert images.names == (
+        f"{tmp_path}/a.jpg",
+        "/data/b.jpg",
+        "s3://bucket/c d.jpg",
+        f"{tmp_path}/a.jpg",
+    )
     assert (list(images.labels), list(images.classes)) == ([2, 0, 2, 1], rows["label"])
     assert list(images.roles) == ["query", "gallery", "gallery", "train"]
 
@@ -48,7 +53,8 @@ def models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    """A list of images, of which two cannot be decoded and one is not there; and the vectors of the others."""
+    """A list of images, of which two cannot be decoded and one is not there; and the vectors of the
+    others."""
     folder = tmp_path_factory.mktemp("photos")
     images = models_on_disk.pictures().images
     rows = [["path", "label", "split"]]
@@ -69,14 +75,25 @@ def session():
         yield ray
 
 
-def run(models, photos, out, form="litert", stop_after=None, progress=lambda *_: None, sizes=(4, 5), **cluster):
+def run(
+    models,
+    photos,
+    out,
+    form="litert",
+    stop_after=None,
+    progress=lambda *_: None,
+    sizes=(4, 5),
+    **cluster,
+):
     """Embed what is missing, in this process or over Ray; stopped after some parts as by a kill.
 
     Returns the manifest, and whether there was something to do.
     """
     model = str(getattr(models, form))
     images = images_of(str(photos / "list.csv"))
-    dataset = ImageDataset("input", "all", FileImages(images.names), np.zeros(len(images), np.int64))
+    dataset = ImageDataset(
+        "input", "all", FileImages(images.names), np.zeros(len(images), np.int64)
+    )
     work = EmbeddingPass([dataset], images, *sizes, skip_bad=True)
     folder = EmbeddingFolder(str(out), work.identity(backends.load_backend(model)))
     worker = PartEmbedder(model, 0, folder)
@@ -103,7 +120,9 @@ def test_each_readable_image_has_its_vector(models, photos, tmp_path):
     manifest, _ = run(models, photos, tmp_path / "out", "keras")
     stored = read_embeddings(tmp_path / "out")
     expected = backends.load_backend(str(models.keras)).embed(models_on_disk.pictures(), 4)
-    np.testing.assert_allclose(stored.embeddings, expected[[n % len(expected) for n in good()]], atol=1e-5)
+    np.testing.assert_allclose(
+        stored.embeddings, expected[[n % len(expected) for n in good()]], atol=1e-5
+    )
     assert stored.labels.tolist() == [number % 5 for number in good()]
     assert set(stored.roles.tolist()) == {"test"}
     assert stored.names == tuple(f"{photos}/{number:02d}.jpg" for number in good())
@@ -112,7 +131,10 @@ def test_each_readable_image_has_its_vector(models, photos, tmp_path):
         bad = list(csv.DictReader(file))
     assert [int(row["id"]) for row in bad] == sorted([*BROKEN, MISSING])
     assert all(row["reason"] for row in bad)
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {*manifest["files"], "manifest.json"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        *manifest["files"],
+        "manifest.json",
+    }
 
 
 def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
@@ -134,7 +156,10 @@ def test_a_part_or_a_set_of_bad_images_alone(models, photos, tmp_path):
     (tmp_path / "list.csv").write_text("\n".join(rows))
     manifest, _ = run(models, tmp_path, tmp_path / "some", sizes=(2, 2))
     assert (manifest["count"], manifest["bad_images"]) == (3, 2)
-    assert {path.name for path in (tmp_path / "some").glob("part-*")} == {"part-000001.parquet", "part-000002.parquet"}
+    assert {path.name for path in (tmp_path / "some").glob("part-*")} == {
+        "part-000001.parquet",
+        "part-000002.parquet",
+    }
     (tmp_path / "a.jpg").write_bytes(b"")
     (tmp_path / "list.csv").write_text("path\na.jpg")
     with pytest.raises(UserError, match=r"a\.jpg"):
@@ -151,7 +176,8 @@ def test_a_worker_truncates_and_says_that_it_does_not_see_the_folder(models, tmp
 @pytest.mark.slow
 @pytest.mark.usefixtures("session")
 def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
-    """Two actors; begun by an earlier process; a part's actor is killed on the way; then finished already."""
+    """Two actors; begun by an earlier process; a part's actor is killed on the way; then finished
+    already."""
     whole, _ = run(models, photos, tmp_path / "whole", "saved_model")
     seen = []
 
@@ -172,7 +198,12 @@ def test_over_ray_it_is_what_one_process_writes(models, photos, tmp_path):
 
 @pytest.mark.slow
 def test_the_command_embeds_on_a_ray_of_its_own(models, photos, tmp_path):
-    flags = [f"--model={models.saved_model}", "--cluster=local", f"--input={photos}/list.csv", "--actors=1"]
+    flags = [
+        f"--model={models.saved_model}",
+        "--cluster=local",
+        f"--input={photos}/list.csv",
+        "--actors=1",
+    ]
     done = fork_server().run("embed", *flags, f"--out={tmp_path / 'out'}", timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["count"] == 20

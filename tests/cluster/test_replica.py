@@ -12,7 +12,14 @@ import tensorflow as tf
 
 from tests.data.preparations import png
 from tests.export.networks import picture, small_embedder
-from tfdml.cluster.replica import Call, Replica, ServeSettings, check_pixels, parse_call, write_answer
+from tfdml.cluster.replica import (
+    Call,
+    Replica,
+    ServeSettings,
+    check_pixels,
+    parse_call,
+    write_answer,
+)
 from tfdml.errors import UserError
 from tfdml.export.saved_model import write_saved_model, write_warm_up
 
@@ -59,7 +66,9 @@ def test_numbers_have_the_types_of_the_signature():
     assert (call.inputs["k"].dtype, call.inputs["k"].shape) == (np.int32, ())
     call = parsed(instances=[{"embedding": [1, 2], "k": 3}] * 2, signature_name="search_embedding")
     assert call.inputs["k"].tolist() == [3, 3]
-    assert parsed(inputs=[[[[0, 255, 7]]]], signature_name="embed_images").inputs["images"].shape == (1, 1, 1, 3)
+    assert parsed(inputs=[[[[0, 255, 7]]]], signature_name="embed_images").inputs[
+        "images"
+    ].shape == (1, 1, 1, 3)
     assert parsed(inputs=[]).inputs["image_bytes"].shape == (0,)
 
 
@@ -73,7 +82,13 @@ def test_numbers_have_the_types_of_the_signature():
         ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "data URI"),
         ({"instances": [{"b64": "_9j-4AAQ"}]}, "for URLs"),
         ({"instances": ["car.jpg"]}, "plain string"),
-        ({"inputs": {"embedding": [[1, 2]] * 2, "k": [1, 2, 3]}, "signature_name": "search_embedding"}, "length"),
+        (
+            {
+                "inputs": {"embedding": [[1, 2]] * 2, "k": [1, 2, 3]},
+                "signature_name": "search_embedding",
+            },
+            "length",
+        ),
         ({"inputs": [[[[1, 2, 256]]]], "signature_name": "embed_images"}, "uint8"),
     ],
 )
@@ -91,7 +106,9 @@ class Untouchable(list):
 def test_rows_are_counted_before_any_is_touched(monkeypatch):
     rows = Untouchable([1] * 5)
     for request in ({"instances": rows}, {"inputs": rows}, {"inputs": {"image_bytes": rows}}):
-        monkeypatch.setattr("tfdml.cluster.replica.parse_json", lambda body, where, request=request: request)
+        monkeypatch.setattr(
+            "tfdml.cluster.replica.parse_json", lambda body, where, request=request: request
+        )
         with pytest.raises(UserError, match="5 instances; at most 4"):
             parse_call(b"", SPECS, 4)
 
@@ -102,12 +119,23 @@ def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():
     call = parse_call(json.dumps({"instances": [b64(bomb)] * 60}).encode(), SPECS, 256)
     with pytest.raises(UserError, match="megapixels"):
         check_pixels(call, ServeSettings().max_megapixels)
-    kinds = [tf.io.encode_jpeg(np.zeros((40, 50, 3), np.uint8)).numpy(), IMAGES[0], b"", b"text", bomb[:20]]
+    kinds = [
+        tf.io.encode_jpeg(np.zeros((40, 50, 3), np.uint8)).numpy(),
+        IMAGES[0],
+        b"",
+        b"text",
+        bomb[:20],
+    ]
     call = parse_call(json.dumps({"instances": [b64(data) for data in kinds]}).encode(), SPECS, 256)
     check_pixels(call, (40 * 50 + 40 * 80) / 1e6)
     with pytest.raises(UserError, match="megapixels"):
         check_pixels(call, (40 * 50 + 40 * 80 - 1) / 1e6)
-    check_pixels(Call("embed_each", {"image_bytes": np.array([png(30_000, 30_000, pixels=b"")], object)}, True), 400)
+    check_pixels(
+        Call(
+            "embed_each", {"image_bytes": np.array([png(30_000, 30_000, pixels=b"")], object)}, True
+        ),
+        400,
+    )
 
 
 def test_answers_have_tensorflow_serving_form():

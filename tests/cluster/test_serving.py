@@ -1,4 +1,5 @@
-"""`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the last one ends it."""
+"""`tfdml serve` in processes of its own: every test asks one server, in the order of the file; the
+last one ends it."""
 
 import asyncio
 import contextlib
@@ -44,7 +45,9 @@ def start(folder, log):
     command = [sys.executable, "-m", "tfdml", "serve", f"--model={folder}", *FLAGS]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with open(log, "w") as file:
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment
+        )
 
 
 class Server:
@@ -53,7 +56,9 @@ class Server:
     def __init__(self, folder):
         self.folder, self.log = folder / "shop", folder / "log"
         write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
-        Retriever.build(folder / "embedder", shop_dataset(IMAGES), self.folder, calibration=SEARCHED)
+        Retriever.build(
+            folder / "embedder", shop_dataset(IMAGES), self.folder, calibration=SEARCHED
+        )
         (self.folder / "2").mkdir()  # an export without a SavedModel
         self.model = tf.saved_model.load(str(self.folder / "1"))
         self.images = [*IMAGES, *odd_images()]
@@ -89,7 +94,9 @@ class Server:
     def begin(self, body):
         """Send a request without its last byte."""
         opened = socket.create_connection(("127.0.0.1", self.port), timeout=60)
-        opened.sendall(b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n")
+        opened.sendall(
+            b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+        )
         opened.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
         return opened
 
@@ -151,10 +158,14 @@ def test_a_version_that_cannot_be_served_ends_the_command_with_its_reason(tmp_pa
 def test_answers_are_those_of_the_saved_model_in_both_forms(server):
     images = [b64(image) for image in server.images]
     expected = server.direct("search_each", k=tf.constant(3))
-    status, found = server.predict(signature_name="search_each", inputs={"image_bytes": images, "k": 3})
+    status, found = server.predict(
+        signature_name="search_each", inputs={"image_bytes": images, "k": 3}
+    )
     assert status == 200
     assert set(found["outputs"]) == set(expected)
-    assert [[text.encode() for text in row] for row in found["outputs"]["ids"]] == expected["ids"].tolist()
+    assert [[text.encode() for text in row] for row in found["outputs"]["ids"]] == expected[
+        "ids"
+    ].tolist()
     np.testing.assert_allclose(found["outputs"]["distances"], expected["distances"], atol=1e-5)
     rows = [{"image_bytes": image, "k": 3} for image in images]
     by_row = server.predict(signature_name="search_each", instances=rows)[1]["predictions"]
@@ -185,7 +196,11 @@ def test_no_answer_is_wrong_under_concurrency(server):
     assert not tally.wrong
     assert min(tally.items.count(kind) for kind in ("good", "bad", "refused")) > 3
     (state,) = json.loads(server.ask("/v1/models/shop")[2])["model_version_status"]
-    assert (state["version"], state["state"], state["status"]["error_code"]) == ("1", "AVAILABLE", "OK")
+    assert (state["version"], state["state"], state["status"]["error_code"]) == (
+        "1",
+        "AVAILABLE",
+        "OK",
+    )
 
 
 def test_bad_requests_are_refused_and_fail_no_other(server):
@@ -195,7 +210,12 @@ def test_bad_requests_are_refused_and_fail_no_other(server):
         (path, {"instances": [image] * 41}, 400, "41 instances"),
         (path, {"instances": [image, b64(b"")]}, 400, "image_bytes[1] of 2"),
         (path, {"instances": [b64(bomb())]}, 400, "30000 x 30000 pixels"),
-        (path, {"inputs": {"embedding": [[1, 2]], "k": 1}, "signature_name": "search_embedding"}, 400, "shape"),
+        (
+            path,
+            {"inputs": {"embedding": [[1, 2]], "k": 1}, "signature_name": "search_embedding"},
+            400,
+            "shape",
+        ),
         (path, b" " * 2**20, 413, "0.5 MB"),
         (path, b" " * 2**23, 413, "0.5 MB"),
         (path, None, 400, "GET"),
@@ -209,12 +229,16 @@ def test_bad_requests_are_refused_and_fail_no_other(server):
     def ask():
         while not stop.is_set():
             status, found = server.predict(instances=[image])
-            good.append(status == 200 and np.abs(found["predictions"] - server.vectors[0]).max() < 1e-5)
+            good.append(
+                status == 200 and np.abs(found["predictions"] - server.vectors[0]).max() < 1e-5
+            )
 
     thread = threading.Thread(target=ask)
     thread.start()
     for place, body, status, says in bad:
-        found, _, text = server.ask(place, json.dumps(body).encode() if isinstance(body, dict) else body)
+        found, _, text = server.ask(
+            place, json.dumps(body).encode() if isinstance(body, dict) else body
+        )
         assert (found, says in json.loads(text)["error"]) == (status, True), (place, found, text)
     stop.set()
     thread.join()
@@ -233,7 +257,9 @@ def test_overload_is_refused_early_and_what_was_taken_is_answered(server):
 
     server.wait_for(refused, 10)
     assert server.ask("/healthz")[0] == 200
-    assert [server.finish(each, body).partition(b"\r\n")[0] for each in opened] == [b"HTTP/1.1 200 OK"] * MOST_WAITING
+    assert [server.finish(each, body).partition(b"\r\n")[0] for each in opened] == [
+        b"HTTP/1.1 200 OK"
+    ] * MOST_WAITING
     for _ in range(MOST_WAITING):  # what ends without its last byte takes no place
         server.begin(body).close()
     server.wait_for(lambda: server.predict(instances=[b64(IMAGES[0])])[0] == 200, 10)
@@ -243,7 +269,12 @@ def test_overload_is_refused_early_and_what_was_taken_is_answered(server):
 def test_only_this_machine_can_connect(server):
     processes = [psutil.Process(server.process.pid)]
     processes += processes[0].children(recursive=True)
-    open_ = [place for each in processes for place in each.net_connections("inet") if place.status == "LISTEN"]
+    open_ = [
+        place
+        for each in processes
+        for place in each.net_connections("inet")
+        if place.status == "LISTEN"
+    ]
     assert len(open_) > 3
     assert {place.laddr.ip.removeprefix("::ffff:") for place in open_} <= {"127.0.0.1", "::1"}
 

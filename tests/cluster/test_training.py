@@ -1,4 +1,5 @@
-"""A run trained by workers of Ray, one of which is killed in the middle, ends as that of one process."""
+"""A run trained by workers of Ray, one of which is killed in the middle, ends as that of one
+process."""
 
 import dataclasses
 import os
@@ -17,7 +18,11 @@ from tfdml.cluster.training import ClusterSettings, train_on_cluster
 from tfdml.errors import UserError
 from tfdml.training import trainer
 
-SETTINGS = {"dataset_options": "images_per_class=4, size=16", "batch_norm": "statistics", "optimizer": "sgd"}
+SETTINGS = {
+    "dataset_options": "images_per_class=4, size=16",
+    "batch_norm": "statistics",
+    "optimizer": "sgd",
+}
 # Wide and smooth enough that the order of sums decides on no pair and no neighbor.
 SETTINGS |= {"backbone": "conv4(width=16)", "objectives": "binomial_deviance"}
 SETTINGS |= {"epochs": 1, "steps_per_epoch": 4, "checkpoint_steps": 1, "evaluate_every": 0}
@@ -28,7 +33,9 @@ def test_a_folder_that_is_taken_is_refused_before_ray_is_started(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "flags.txt").write_text("")
     with pytest.raises(UserError, match="exists already"):
-        train_on_cluster(dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "run")), ClusterSettings())
+        train_on_cluster(
+            dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "run")), ClusterSettings()
+        )
 
 
 def kill_one(storage, killed):
@@ -50,11 +57,17 @@ def session():
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_process(session, tmp_path, capfd):
-    one, several = (dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / name)) for name in ("one", "several"))
+def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_process(
+    session, tmp_path, capfd
+):
+    one, several = (
+        dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / name)) for name in ("one", "several")
+    )
     expected = trainer.train(one)
     killed = threading.Event()
-    killer = threading.Thread(target=kill_one, args=(tmp_path / "several.ray" / "several", killed), daemon=True)
+    killer = threading.Thread(
+        target=kill_one, args=(tmp_path / "several.ray" / "several", killed), daemon=True
+    )
     killer.start()
     try:
         run = train_on_cluster(several, ClusterSettings(workers=2))
@@ -66,7 +79,8 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
     assert run.metrics == pytest.approx(expected.metrics, abs=1e-6)
     assert not (tmp_path / "several.ray").exists()
     expected, arrays = (
-        runs.arrays(tmp_path / name / "checkpoints" / "step-00000004.npz") for name in ("one", "several")
+        runs.arrays(tmp_path / name / "checkpoints" / "step-00000004.npz")
+        for name in ("one", "several")
     )
     for name, value in expected.items():
         if not name.startswith("metrics/"):

@@ -36,7 +36,9 @@ def png(width, height, bits=8, colors=2, pixels=None, key=None, interlace=0):
     """
 
     def chunk(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     if pixels is None:
         samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}[colors]
@@ -61,7 +63,10 @@ def picture(seed, size=(40, 30), kind="JPEG", mode="RGB", **options):
 
 def images_of_kinds(count):
     """Pictures of all kinds in turn, of several sizes."""
-    return [picture(i, (30 + 3 * (i % 4), 40 - 2 * (i % 3)), KINDS[i % len(KINDS)]) for i in range(count)]
+    return [
+        picture(i, (30 + 3 * (i % 4), 40 - 2 * (i % 3)), KINDS[i % len(KINDS)])
+        for i in range(count)
+    ]
 
 
 def made(images, labels, names=None, split="train", **columns):
@@ -83,7 +88,10 @@ def shuffled(dataset, batch_size, transform=TrainTransform(), **stream):  # noqa
 
 def assert_same(batches, others):
     """Batches of data sets, or lists of them, have the same images and labels."""
-    batches, others = (each if isinstance(each, list) else list(each.as_numpy_iterator()) for each in (batches, others))
+    batches, others = (
+        each if isinstance(each, list) else list(each.as_numpy_iterator())
+        for each in (batches, others)
+    )
     assert len(batches) == len(others) > 0
     for (images, labels), (other_images, other_labels) in zip(batches, others, strict=True):
         np.testing.assert_array_equal(images, other_images)

@@ -84,8 +84,14 @@ BAD = {
     "jpeg_no_end": (GOOD["jpeg"][:-2], "truncated JPEG"),
     "png_no_end": (GOOD["png"][:-12], "truncated PNG"),
     "webp_short": (GOOD["webp"][:-10], "truncated WebP"),
-    "text": (b"hello, I am no image\n", "not a JPEG, PNG or WebP image: it begins with b'hello, I am"),
-    "lfs": (b"version https://git-lfs.github.com/spec/v1\noid", "it begins with b'version https://git-lfs"),
+    "text": (
+        b"hello, I am no image\n",
+        "not a JPEG, PNG or WebP image: it begins with b'hello, I am",
+    ),
+    "lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid",
+        "it begins with b'version https://git-lfs",
+    ),
     "noise": (b"\x01\xfe\x80\x03" * 40, "it begins with b'\\x01"),
     "gif": (picture(0, kind="GIF"), "not a JPEG, PNG or WebP image: it begins with b'GIF87a"),
     "webp_animated": (
@@ -146,7 +152,10 @@ KINDS = {
     },
     "png_interlaced_wrongly": png(5, 4, colors=0, interlace=9),
     "png_too_wide": png(1_000_001, 4, bits=1, colors=0),
-    **{f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind])) for kind in (0, 1, 3, 5, 6, 7, 11)},
+    **{
+        f"jpeg_sof_{kind}": _patched(GOOD["jpeg"], _FRAME + 1, bytes([0xC0 + kind]))
+        for kind in (0, 1, 3, 5, 6, 7, 11)
+    },
     "jpeg_12_bits": _patched(GOOD["jpeg"], _FRAME + 4, b"\x0c"),
     "jpeg_no_height": _patched(GOOD["jpeg"], _FRAME + 5, b"\0\0"),
     "jpeg_of_two_channels": _patched(GOOD["jpeg"], _FRAME + 9, b"\2"),
@@ -159,7 +168,11 @@ KINDS = {
 
 
 # Rare kinds whose headers are sound, and which the decoder does not take.
-UNDECODED = {*(f"jpeg_sof_{kind}" for kind in (3, 5, 6, 7, 11)), "png_interlaced_wrongly", "png_too_wide"}
+UNDECODED = {
+    *(f"jpeg_sof_{kind}" for kind in (3, 5, 6, 7, 11)),
+    "png_interlaced_wrongly",
+    "png_too_wide",
+}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -208,12 +221,22 @@ def test_a_cut_anywhere_is_found(kind, cut):
 def test_files_that_cannot_be_opened(tmp_path):
     images = _files(tmp_path, {"good": GOOD["jpeg"]})
     (tmp_path / "sub.jpg").mkdir()
-    faults = inspect(FileImages((*images.paths, str(tmp_path / "sub.jpg"), str(tmp_path / "gone.jpg"))))
-    assert [(fault.index, fault.reason) for fault in faults] == [(1, "a folder, not a file"), (2, "missing")]
+    faults = inspect(
+        FileImages((*images.paths, str(tmp_path / "sub.jpg"), str(tmp_path / "gone.jpg")))
+    )
+    assert [(fault.index, fault.reason) for fault in faults] == [
+        (1, "a folder, not a file"),
+        (2, "missing"),
+    ]
 
 
 def test_check_names_the_first_bad_images_or_skips_them_with_a_warning(tmp_path, caplog):
-    contents = {"good": GOOD["png"], **{f"bad{i}": b"text" for i in range(4)}, "empty": b"", "last": GOOD["webp"]}
+    contents = {
+        "good": GOOD["png"],
+        **{f"bad{i}": b"text" for i in range(4)},
+        "empty": b"",
+        "last": GOOD["webp"],
+    }
     images = _files(tmp_path, contents)
     dataset = ImageDataset("mine", "train", images, np.arange(7) // 2)
     with pytest.raises(UserError) as error:

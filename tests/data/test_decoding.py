@@ -1,4 +1,5 @@
-"""Every kind of image decodes to what Pillow shows of it: transparency over white, turned upright."""
+"""Every kind of image decodes to what Pillow shows of it: transparency over white, turned
+upright."""
 
 import contextlib
 import io
@@ -20,7 +21,9 @@ from tfdml.errors import UserError
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
-COLOR = Image.fromarray(np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS) * 2], -1).astype(np.uint8))
+COLOR = Image.fromarray(
+    np.stack([COLUMNS * 4, ROWS * 6, 255 - (ROWS + COLUMNS) * 2], -1).astype(np.uint8)
+)
 ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
 SEE_THROUGH = Image.merge("RGBA", (*COLOR.split(), ALPHA))
 
@@ -40,15 +43,23 @@ def assert_as_seen(data):
     np.testing.assert_array_equal(decode(data), as_seen(data), strict=True)
 
 
-MODES = {"JPEG": ("L", "RGB", "CMYK"), "PNG": ("1", "L", "LA", "P", "RGB", "RGBA"), "WEBP": ("L", "RGB", "RGBA")}
+MODES = {
+    "JPEG": ("L", "RGB", "CMYK"),
+    "PNG": ("1", "L", "LA", "P", "RGB", "RGBA"),
+    "WEBP": ("L", "RGB", "RGBA"),
+}
 OPTIONS = {
-    "JPEG": [{"quality": 90, "subsampling": s, "progressive": p} for s in (0, 2) for p in (False, True)],
+    "JPEG": [
+        {"quality": 90, "subsampling": s, "progressive": p} for s in (0, 2) for p in (False, True)
+    ],
     "PNG": [{}],
     "WEBP": [{"quality": 80}, {"lossless": True}],
 }
 
 
-@pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
+@pytest.mark.parametrize(
+    ("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes]
+)
 def test_every_mode_of_every_kind(kind, mode):
     image = (COLOR if kind == "JPEG" else SEE_THROUGH).convert(mode)
     for options in OPTIONS[kind]:
@@ -58,17 +69,22 @@ def test_every_mode_of_every_kind(kind, mode):
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("transparency", [None, bytes([200, 50])])
 def test_png_with_a_palette(bits, transparency):
-    """libpng fills in alpha 1, 3 or 15 for palettes and grays of less than 8 bits: they came out white."""
+    """libpng fills in alpha 1, 3 or 15 for palettes and grays of less than 8 bits: they came out
+    white."""
     indices = (COLUMNS % 2**bits).astype(np.uint8)
     image = Image.frombytes("P", (WIDTH, HEIGHT), indices.tobytes())
-    image.putpalette([level for i in range(2**bits) for level in (i * 15 % 256, i * 7 % 256, 255 - i)])
+    image.putpalette(
+        [level for i in range(2**bits) for level in (i * 15 % 256, i * 7 % 256, 255 - i)]
+    )
     options = {} if transparency is None else {"transparency": transparency}
     for length in (0, 70_000, 300_000):  # of a profile in front
         profile = np.random.default_rng(1).bytes(length)
         assert_as_seen(encoded(image, "PNG", bits=bits, icc_profile=profile, **options))
 
 
-@pytest.mark.parametrize(("mode", "key"), [("RGB", COLOR.getpixel((3, 3))), ("L", COLOR.convert("L").getpixel((3, 3)))])
+@pytest.mark.parametrize(
+    ("mode", "key"), [("RGB", COLOR.getpixel((3, 3))), ("L", COLOR.convert("L").getpixel((3, 3)))]
+)
 def test_png_with_a_transparent_color(mode, key):
     data = encoded(COLOR.convert(mode), "PNG", transparency=key)
     assert_as_seen(data)
@@ -88,14 +104,24 @@ def test_png_with_few_grays(depth):
 def test_png_of_16_bits():
     """Pillow cuts 16 bit grays off at 255, which shows nearly everything as white."""
     levels = np.array([0, 300, 32768, 65535], ">u2")
-    assert decode(png(4, 1, 16, 0, b"\0" + levels.tobytes()))[0, :, 1].numpy().tolist() == [0, 1, 128, 255]
+    assert decode(png(4, 1, 16, 0, b"\0" + levels.tobytes()))[0, :, 1].numpy().tolist() == [
+        0,
+        1,
+        128,
+        255,
+    ]
     colors = np.array([[256, 512, 65535]], ">u2")
     assert decode(png(1, 1, 16, 2, b"\0" + colors.tobytes()))[0, 0].numpy().tolist() == [1, 2, 255]
     gray_and_alpha = np.array([[2560, 32768], [51200, 65535]], ">u2")
-    assert decode(png(2, 1, 16, 4, b"\0" + gray_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [132, 200]
+    assert decode(png(2, 1, 16, 4, b"\0" + gray_and_alpha.tobytes()))[0, :, 0].numpy().tolist() == [
+        132,
+        200,
+    ]
 
 
-@given(st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8))
+@given(
+    st.sampled_from(["JPEG", "PNG", "WEBP"]), st.integers(0, 400), st.binary(min_size=1, max_size=8)
+)
 @settings(max_examples=80, deadline=None)
 def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
     data = encoded(COLOR, file_format)
@@ -104,7 +130,9 @@ def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
         assert decode(data[:at] + junk + data[at + len(junk) :]).shape[-1] == 3
 
 
-@pytest.mark.parametrize(("kind", "size"), [("JPEG", (10_000, 2)), ("PNG", (2, 10_000)), ("WEBP", (101, 1))])
+@pytest.mark.parametrize(
+    ("kind", "size"), [("JPEG", (10_000, 2)), ("PNG", (2, 10_000)), ("WEBP", (101, 1))]
+)
 def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
     """Enlarged to a shorter side of 256, 10,000 x 2 pixels would become a gigabyte."""
     data = encoded(Image.new("RGB", size), kind)
@@ -115,8 +143,14 @@ def test_a_banner_is_refused_before_it_is_enlarged(kind, size):
         (fault,) = find_faults(images, decode=check)
         assert str(fault).startswith(f"banner: too narrow: {size[0]:,} x {size[1]:,} pixels")
     with pytest.raises(UserError, match="banner: too narrow"):
-        decoded_source(ImageDataset(images=images, labels=[0, 1]), TrainTransform("random_crop", 16, 12), 100.0)
-    rows = [row for rows, _ in readable_views(images, EvaluationTransform(16, 12), 2) for row in rows.tolist()]
+        decoded_source(
+            ImageDataset(images=images, labels=[0, 1]), TrainTransform("random_crop", 16, 12), 100.0
+        )
+    rows = [
+        row
+        for rows, _ in readable_views(images, EvaluationTransform(16, 12), 2)
+        for row in rows.tolist()
+    ]
     assert rows == [1]
 
 

@@ -1,4 +1,5 @@
-"""Other images have another checksum, whatever they are called; special files are named and not opened."""
+"""Other images have another checksum, whatever they are called; special files are named and not
+opened."""
 
 import numpy as np
 import pytest
@@ -50,7 +51,10 @@ def test_pictures_are_upright_opaque_and_rgb(tmp_path):
     data, names = (encoded(half, "PNG", exif=exif), b"not an image"), ("a.png", "c.jpg")
     for name, content in zip(names, data, strict=True):
         (tmp_path / name).write_bytes(content)
-    for images in (FileImages(tuple(str(tmp_path / name) for name in names)), EncodedImages(data, names)):
+    for images in (
+        FileImages(tuple(str(tmp_path / name) for name in names)),
+        EncodedImages(data, names),
+    ):
         assert images.picture(0).shape == (4, 2, 3)
         assert images.picture(0)[0].tolist() == [[255, 255, 255], [0, 0, 255]]
         with pytest.raises(UserError, match=r"c\.jpg cannot be read as an image"):
@@ -61,11 +65,17 @@ def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
     dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(7) % 2)
     sampler = ShuffleSampler(7, 4, seed=1)
-    batches = list(training_batches(dataset, sampler, TrainTransform(), num_steps=2, cache=True).as_numpy_iterator())
+    batches = list(
+        training_batches(
+            dataset, sampler, TrainTransform(), num_steps=2, cache=True
+        ).as_numpy_iterator()
+    )
     for step, (found, labels) in enumerate(batches):
         np.testing.assert_array_equal(found, vectors[sampler.batch(step)])
         np.testing.assert_array_equal(labels, sampler.batch(step) % 2)
-    found = np.concatenate([batch for batch, _ in evaluation_batches(dataset, EvaluationTransform(), 3)])
+    found = np.concatenate(
+        [batch for batch, _ in evaluation_batches(dataset, EvaluationTransform(), 3)]
+    )
     np.testing.assert_array_equal(found, vectors)
     other = vectors.copy()
     other[3, 2] += 1

@@ -30,8 +30,14 @@ def exported(batch):
 
 def tiff(orientation, order="<", kind=3, tag=0x0112, before=0):
     """An EXIF block; `before` pads it in front of its directory."""
-    value = struct.pack(order + ("HH" if kind == 3 else "I"), *([orientation, 0] if kind == 3 else [orientation]))
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8 + before) + bytes(before)
+    value = struct.pack(
+        order + ("HH" if kind == 3 else "I"), *([orientation, 0] if kind == 3 else [orientation])
+    )
+    head = (
+        (b"II*\0" if order == "<" else b"MM\0*")
+        + struct.pack(order + "I", 8 + before)
+        + bytes(before)
+    )
     maker = struct.pack(order + "HHI4s", 0x010F, 2, 4, b"abc\0")
     entry = struct.pack(order + "HHI", tag, kind, 1) + value
     return head + struct.pack(order + "H", 2) + maker + entry + bytes(4)
@@ -75,7 +81,8 @@ PHOTOSHOP = segment(0xED, b"Photoshop 3.0\0" + b"\xff\xe1\0\x08Exif\0\0" * 4_000
 
 
 def jpegs(orientation, other, **block):
-    """JPEGs that state an orientation, by the place; some state another one where it does not count."""
+    """JPEGs that state an orientation, by the place; some state another one where it does not
+    count."""
     here, there = exif_segment(tiff(orientation, **block)), xmp_segment(xmp(orientation))
     none = exif_segment(tiff(7, tag=0x0113))
     long = tiff(orientation, before=65_600, **block)
@@ -126,7 +133,8 @@ def pngs(orientation, other, **block):
         "behind the data": (end, here),
         "XMP next to EXIF without one": (
             end,
-            chunk(b"eXIf", tiff(7, tag=0x0113)) + next(texts(b"XML:com.adobe.xmp", xmp(orientation)))[1],
+            chunk(b"eXIf", tiff(7, tag=0x0113))
+            + next(texts(b"XML:com.adobe.xmp", xmp(orientation)))[1],
         ),
         "EXIF next to XMP and text": (
             start,
@@ -149,10 +157,16 @@ def webps(orientation, other, **block):
         "EXIF": {"exif": b"Exif\0\0" + tiff(orientation, **block)},
         "EXIF without its name": {"exif": tiff(orientation, **block)},
         "XMP": {"xmp": xmp(orientation)},
-        "EXIF next to XMP": {"exif": tiff(orientation, **block), "xmp": xmp(other), "icc_profile": bytes(70_001)},
+        "EXIF next to XMP": {
+            "exif": tiff(orientation, **block),
+            "xmp": xmp(other),
+            "icc_profile": bytes(70_001),
+        },
         "XMP next to EXIF without one": {"exif": tiff(7, tag=0x0113), "xmp": xmp(orientation)},
     }
-    return {name: encoded(IMAGE, "WEBP", lossless=True, **values) for name, values in options.items()}
+    return {
+        name: encoded(IMAGE, "WEBP", lossless=True, **values) for name, values in options.items()
+    }
 
 
 def as_seen(data):
@@ -167,7 +181,10 @@ def test_every_place_and_orientation(files):
         made = files(orientation, orientation % 8 + 1, order=order, kind=kind)
         views = exported(tf.constant(list(made.values())))
         for view, (name, data) in zip(views, made.items(), strict=True):
-            seen, where = as_seen(data), f"{name}, orientation {orientation}, order {order}, type {kind}"
+            seen, where = (
+                as_seen(data),
+                f"{name}, orientation {orientation}, order {order}, type {kind}",
+            )
             turned = orientation >= 5 and name != "EXIF of no meaning"
             assert (seen.shape[0] > seen.shape[1]) == turned, where
             np.testing.assert_array_equal(decode(data), seen, where)
@@ -178,7 +195,9 @@ def test_every_place_and_orientation(files):
 DAMAGED = {
     "EXIF cut off": JPEG[:20] + exif_segment(tiff(6))[:20],
     "a segment that ends behind the file": JPEG[:20] + b"\xff\xe1\xff\xffExif\0\0" + JPEG[20:],
-    "a directory elsewhere": JPEG[:20] + exif_segment(tiff(6).replace(b"\x08\0\0\0", b"\xff\xff\xff\xff")) + JPEG[20:],
+    "a directory elsewhere": JPEG[:20]
+    + exif_segment(tiff(6).replace(b"\x08\0\0\0", b"\xff\xff\xff\xff"))
+    + JPEG[20:],
     "more entries than there are": JPEG[:20]
     + exif_segment(tiff(6)[:8] + b"\xff\xff" + tiff(5, tag=1)[10:])
     + JPEG[20:],
@@ -186,8 +205,12 @@ DAMAGED = {
 DAMAGED |= {
     name: PNG[:33] + part + PNG[33:]
     for name, part in {
-        "zTXt that is not compressed": chunk(b"zTXt", b"Raw profile type exif\0\0" + as_text(tiff(6))),
-        "zTXt cut off": chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(as_text(tiff(6)))[:20]),
+        "zTXt that is not compressed": chunk(
+            b"zTXt", b"Raw profile type exif\0\0" + as_text(tiff(6))
+        ),
+        "zTXt cut off": chunk(
+            b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(as_text(tiff(6)))[:20]
+        ),
     }.items()
 }
 

@@ -34,7 +34,9 @@ def pictures(sizes):
 def dataset_of(images):
     """Classes of `EACH` images, in order."""
     labels = np.arange(len(images)) // EACH * 7
-    return ImageDataset("made", "train", images, labels, {int(label): f"class {label}" for label in set(labels)})
+    return ImageDataset(
+        "made", "train", images, labels, {int(label): f"class {label}" for label in set(labels)}
+    )
 
 
 def pngs(sizes):
@@ -57,7 +59,9 @@ def equal():
 def as_files(source, folder):
     for i, data in enumerate(source.images.data):
         (folder / f"image {i}é.png").write_bytes(data)
-    return dataset_of(FileImages(tuple(str(folder / f"image {i}é.png") for i in range(len(source)))))
+    return dataset_of(
+        FileImages(tuple(str(folder / f"image {i}é.png") for i in range(len(source))))
+    )
 
 
 def as_arrays(source):
@@ -69,7 +73,11 @@ def as_arrays(source):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_the_transform_of_the_image_drawn(mixed, kind):
     sampler = ClassBalancedSampler(mixed.labels, 3, 2, seed=4)
-    named = {"augmentation": "random_crop", "policy": "erasing + 0.5 * grayscale"} if kind == "policy" else {}
+    named = (
+        {"augmentation": "random_crop", "policy": "erasing + 0.5 * grayscale"}
+        if kind == "policy"
+        else {}
+    )
     transform = TrainTransform(**{"augmentation": kind, "resize": 24, "image_size": 20, **named})
     batches = training_batches(mixed, sampler, transform, seed=9, first_step=5, num_steps=2)
     assert batches.element_spec[0] == tf.TensorSpec((6, 20, 20, 3), tf.uint8)
@@ -93,12 +101,17 @@ def test_a_resumed_run_gets_the_batches_of_an_uninterrupted_one(mixed):
 
 @pytest.mark.parametrize(
     ("which", "kind"),
-    first_quick([("mixed", "random_resized_crop"), ("mixed", "random_crop"), ("equal", "random_crop")]),
+    first_quick(
+        [("mixed", "random_resized_crop"), ("mixed", "random_crop"), ("equal", "random_crop")]
+    ),
 )
 def test_the_cache_changes_no_bit(request, which, kind):
     data = request.getfixturevalue(which)
     transform = TrainTransform(kind, resize=24, image_size=20)
-    assert_same(shuffled(data, 6, transform, num_steps=7), shuffled(data, 6, transform, num_steps=7, cache=True))
+    assert_same(
+        shuffled(data, 6, transform, num_steps=7),
+        shuffled(data, 6, transform, num_steps=7, cache=True),
+    )
 
 
 @pytest.mark.slow
@@ -124,7 +137,9 @@ def test_evaluation_keeps_order_and_the_last_images(mixed):
     seen = list(batches.as_numpy_iterator())
     assert [len(labels) for _, labels in seen] == [8, 8, 4]
     np.testing.assert_array_equal(np.concatenate([labels for _, labels in seen]), mixed.labels)
-    for image, data in zip(np.concatenate([images for images, _ in seen]), mixed.images.data, strict=True):
+    for image, data in zip(
+        np.concatenate([images for images, _ in seen]), mixed.images.data, strict=True
+    ):
         np.testing.assert_array_equal(image, transform(tf.io.decode_png(data)))
 
 
@@ -149,7 +164,9 @@ def test_a_failure_inside_fit_is_explained(mixed):
     model.compile(loss="mse")
     batches = shuffled(broken, 20, TrainTransform(resize=24, image_size=20))
     error = failure_of(lambda: model.fit(batches, steps_per_epoch=2, verbose=0))
-    assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(explain_failure(error, broken))
+    assert "1 of 20 images of made (train) cannot be decoded: 0.png: " in str(
+        explain_failure(error, broken)
+    )
 
 
 @pytest.mark.slow
@@ -186,7 +203,9 @@ def test_the_process_ends_while_batches_are_still_being_made():
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
-    first_quick([("random_crop", "shorter"), ("random_crop", "pad"), ("random_resized_crop", "squash")]),
+    first_quick(
+        [("random_crop", "shorter"), ("random_crop", "pad"), ("random_resized_crop", "squash")]
+    ),
 )
 def test_the_estimate_is_what_the_cache_takes(mixed, kind, mode):
     transform = TrainTransform(kind, resize=24, image_size=20, resize_mode=mode)

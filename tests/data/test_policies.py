@@ -1,4 +1,5 @@
-"""Policies by name: repeatable bit by bit, and each does something, to the share of the images that it is asked for."""
+"""Policies by name: repeatable bit by bit, and each does something, to the share of the images that
+it is asked for."""
 
 import numpy as np
 import pytest
@@ -40,17 +41,23 @@ def test_a_step_may_be_any_keras_layer_by_its_import_path():
     assert str(policy) == text
     assert TrainTransform(resize=8, image_size=8, policy=text).policy == policy
     images = [policy(IMAGE, key).numpy() for key in keys(8)]
-    np.testing.assert_array_equal(images, [policy(IMAGE, key).numpy() for key in reversed(keys(8))][::-1])
+    np.testing.assert_array_equal(
+        images, [policy(IMAGE, key).numpy() for key in reversed(keys(8))][::-1]
+    )
     assert len({image.tobytes() for image in images}) == 8
     rotation = Policy.of("rotation(factor=0.1)")
     np.testing.assert_array_equal(
-        Policy.of("keras.layers.RandomRotation(factor=0.1)")(IMAGE, keys(1)[0]), rotation(IMAGE, keys(1)[0])
+        Policy.of("keras.layers.RandomRotation(factor=0.1)")(IMAGE, keys(1)[0]),
+        rotation(IMAGE, keys(1)[0]),
     )
 
 
 def test_the_steps_of_a_policy_draw_independently_each_for_its_share():
     policy = Policy(
-        (Step("grayscale", rate=0.3), Step("keras.layers.RandomPosterization", {"factor": [1, 1]}, rate=0.5))
+        (
+            Step("grayscale", rate=0.3),
+            Step("keras.layers.RandomPosterization", {"factor": [1, 1]}, rate=0.5),
+        )
     )
     gray, coarse = [], []
     for key in keys(200):
@@ -63,7 +70,9 @@ def test_the_steps_of_a_policy_draw_independently_each_for_its_share():
 
 @pytest.mark.parametrize("kind", ["random_crop", "random_resized_crop", "multi_resolution"])
 def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
-    plain, varied = (TrainTransform(kind, resize=24, image_size=20, policy=policy) for policy in (None, QUICK))
+    plain, varied = (
+        TrainTransform(kind, resize=24, image_size=20, policy=policy) for policy in (None, QUICK)
+    )
     expected, draws = plain.draw(3, 7, 16).numpy(), varied.draw(3, 7, 16).numpy()
     width = expected.shape[1]
     np.testing.assert_array_equal(draws[:, :width], expected)

@@ -1,4 +1,5 @@
-"""Data sets from a server: checked, unpacked inside their folder, and never half there; copies keep what is known."""
+"""Data sets from a server: checked, unpacked inside their folder, and never half there; copies keep
+what is known."""
 
 import contextlib
 import hashlib
@@ -42,7 +43,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         name = self.path[1:].partition("?")[0]
         self.server.asked.append(name)
-        data, fault = self.server.served[name], self.server.faults.pop(0) if self.server.faults else 200
+        data, fault = (
+            self.server.served[name],
+            self.server.faults.pop(0) if self.server.faults else 200,
+        )
         self.send_response(fault if isinstance(fault, int) else 200)
         if fault != "endless":
             self.send_header("Content-Length", str(len(data)))
@@ -87,7 +91,13 @@ def archive(kind, **members):
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
 def test_a_data_set_is_fetched_unpacked_and_then_there(serve, tmp_path, monkeypatch, kind):
-    server = serve(**{f"birds_{kind}": archive(kind, **{"birds/a.txt": b"a", "birds/b/c.txt": b"c", "more.txt": b"m"})})
+    server = serve(
+        **{
+            f"birds_{kind}": archive(
+                kind, **{"birds/a.txt": b"a", "birds/b/c.txt": b"c", "more.txt": b"m"}
+            )
+        }
+    )
     monkeypatch.setitem(preparation.DOWNLOADS, "cub200", (server.file(f"birds.{kind}", "birds"),))
     reports = []
     new = download("cub200", tmp_path, lambda *report: reports.append(report))
@@ -142,11 +152,17 @@ def _held(data):
 def splits():
     images, names = _held(images_of_kinds(12)), {0: "a/b", 1: "a:b", 2: "Café", 3: "x"}
     labels = np.arange(12) // 3
-    columns = {"super_labels": labels // 2, "groups": np.arange(12) % 5, "texts": [f"text, {i}" for i in range(12)]}
+    columns = {
+        "super_labels": labels // 2,
+        "groups": np.arange(12) % 5,
+        "texts": [f"text, {i}" for i in range(12)],
+    }
     train = made(images, labels, names, **columns).take(np.arange(6))
     return {
         "train": train,
-        "test": made(images, labels, names, is_query=np.arange(12) % 3 == 0, **columns).take(range(6, 12)),
+        "test": made(images, labels, names, is_query=np.arange(12) % 3 == 0, **columns).take(
+            range(6, 12)
+        ),
     }
 
 
@@ -171,7 +187,9 @@ def test_classes_that_a_list_would_merge_are_not_copied(tmp_path):
 
 
 def test_images_are_shrunk_as_training_resizes_them(tmp_path):
-    turned = picture(2, (60, 50), exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0")
+    turned = picture(
+        2, (60, 50), exif=b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0"
+    )
     small = [picture(3, (32, 80), "PNG"), picture(4, (20, 10), "WEBP"), picture(5, (180, 2))]
     data = [picture(1, (60, 45)), turned, *small]
     dataset = made(_held(data), [0, 0, 1, 1, 1])

@@ -26,11 +26,16 @@ from tfdml.errors import UserError
 
 def labels_of(counts, seed=0):
     """Labels of so many images of each class, shuffled."""
-    return np.random.default_rng(seed).permutation(np.repeat(np.arange(len(counts)) * 10 - 7, counts))
+    return np.random.default_rng(seed).permutation(
+        np.repeat(np.arange(len(counts)) * 10 - 7, counts)
+    )
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=2, max_size=40), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6)
+    st.lists(st.integers(1, 9), min_size=2, max_size=40),
+    st.integers(1, 6),
+    st.integers(1, 7),
+    st.integers(0, 10**6),
 )
 @settings(max_examples=100, deadline=None)
 def test_class_balanced_batches(counts, classes_per_batch, images_per_class, step):
@@ -64,12 +69,17 @@ def test_a_pass_uses_every_class_at_most_once_and_leaves_out_others_each_time():
 
 
 def test_a_short_class_comes_in_a_new_order_each_time():
-    """Three images in three turns: one order for all of them would be seen in every step, by chance in one of 36."""
+    """Three images in three turns: one order for all of them would be seen in every step, by chance
+    in one of 36."""
     sampler = ClassBalancedSampler(labels_of([3, 3]), 2, 9, seed=0)
     orders = np.concatenate([sampler.batch(step).reshape(2, 3, 3) for step in range(300)])
-    assert (np.sort(orders, axis=2) == np.sort(orders, axis=2)[:, :1]).all(), "every turn has every image"
+    assert (np.sort(orders, axis=2) == np.sort(orders, axis=2)[:, :1]).all(), (
+        "every turn has every image"
+    )
     for first, second in ((0, 1), (1, 2), (0, 2)):
-        assert (orders[:, first] == orders[:, second]).all(axis=1).mean() == pytest.approx(1 / 6, abs=0.05)
+        assert (orders[:, first] == orders[:, second]).all(axis=1).mean() == pytest.approx(
+            1 / 6, abs=0.05
+        )
 
 
 def test_short_classes_are_dropped_on_request():
@@ -107,7 +117,8 @@ def test_a_batch_has_all_images_of_its_pairs_and_an_epoch_each_pair_once(width):
 
 
 def data_of(classes_per_kind, images=3, seed=0):
-    """Labels and super-labels, shuffled; ids neither contiguous nor in the order of the super-classes."""
+    """Labels and super-labels, shuffled; ids neither contiguous nor in the order of the
+    super-classes."""
     kinds = np.repeat(np.arange(len(classes_per_kind)) * 5 - 4, classes_per_kind)
     labels = np.random.default_rng(seed).permutation(len(kinds)) * 3 + 1
     order = np.random.default_rng(seed + 1).permutation(len(kinds) * images)
@@ -115,7 +126,9 @@ def data_of(classes_per_kind, images=3, seed=0):
 
 
 @given(
-    st.lists(st.integers(1, 9), min_size=1, max_size=8).filter(lambda classes_per_kind: classes_per_kind != [1]),
+    st.lists(st.integers(1, 9), min_size=1, max_size=8).filter(
+        lambda classes_per_kind: classes_per_kind != [1]
+    ),
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 4),
@@ -131,7 +144,9 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, step)
     enough = sum(count >= group for count in classes_per_kind) + (pool >= group)
     arguments = (labels, kinds, group * rows, images_per_class, rows)
     if enough < rows:
-        with pytest.raises(UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"):
+        with pytest.raises(
+            UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"
+        ):
             HierarchicalSampler(*arguments, weights=weights)
         return
     sampler = HierarchicalSampler(*arguments, seed=5, weights=weights)
@@ -142,10 +157,15 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, step)
     assert (groups == groups[..., :1]).all(), "rows are grouped by class"
     assert len(set(groups.reshape(-1).tolist())) == group * rows, "classes are distinct"
     # Merged super-classes count as one.
-    of = [{"rest" if kind_of[c] in is_short else kind_of[c] for c in row[:, 0].tolist()} for row in groups]
+    of = [
+        {"rest" if kind_of[c] in is_short else kind_of[c] for c in row[:, 0].tolist()}
+        for row in groups
+    ]
     assert all(len(kind) == 1 for kind in of), "each part of a batch is of one super-class"
     assert len(set().union(*of)) == rows, "super-classes are distinct"
-    np.testing.assert_array_equal(HierarchicalSampler(*arguments, seed=5, weights=weights).batch(step), batch)
+    np.testing.assert_array_equal(
+        HierarchicalSampler(*arguments, seed=5, weights=weights).batch(step), batch
+    )
 
 
 @pytest.mark.parametrize("classes_per_kind", [[7, 4], [7, 4, 9, 5], [5, 6, 10]])
@@ -192,8 +212,12 @@ def test_a_pass(case, number, seed):
         assert batch.shape == (batch_size,)
         classes, first = np.unique(labels[batch], return_index=True)
         classes = classes[np.argsort(first)]
-        assert (labels[batch] == np.repeat(classes, [(labels[batch] == c).sum() for c in classes])).all(), "grouped"
-        assert all((labels[batch] == c).sum() == sizes[c] for c in classes[:-1]), "whole, save the last"
+        assert (
+            labels[batch] == np.repeat(classes, [(labels[batch] == c).sum() for c in classes])
+        ).all(), "grouped"
+        assert all((labels[batch] == c).sum() == sizes[c] for c in classes[:-1]), (
+            "whole, save the last"
+        )
         assert not seen & set(classes), "no class comes twice"
         seen |= set(classes)
     drawn = np.concatenate(batches)
@@ -202,7 +226,9 @@ def test_a_pass(case, number, seed):
     assert clipped.sum() - len(drawn) < batch_size + steps * (clipped.max() - 1)
     # Any step, in any order, in a new sampler.
     for i in reversed(range(steps)):
-        np.testing.assert_array_equal(WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i])
+        np.testing.assert_array_equal(
+            WholeClassSampler(labels, batch_size, seed).batch(number * steps + i), batches[i]
+        )
 
 
 LABELS = np.repeat(np.arange(15), 3)
@@ -261,8 +287,12 @@ def test_a_batch_is_a_function_of_seed_and_step(make):
 def test_shares_put_together_are_the_batch(count, each, step):
     sampler = ShuffleSampler(100, count * each, seed=2)
     shares = [Share(sampler, index, count) for index in range(count)]
-    assert {(part.batch_size, part.steps_per_epoch) for part in shares} == {(each, sampler.steps_per_epoch)}
-    np.testing.assert_array_equal(np.concatenate([part.batch(step) for part in shares]), sampler.batch(step))
+    assert {(part.batch_size, part.steps_per_epoch) for part in shares} == {
+        (each, sampler.steps_per_epoch)
+    }
+    np.testing.assert_array_equal(
+        np.concatenate([part.batch(step) for part in shares]), sampler.batch(step)
+    )
 
 
 def test_array_batches_are_those_of_the_sampler():
@@ -293,7 +323,9 @@ def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(shor
     kept = [c for c, count in enumerate(counts) if count >= 2 or short_classes == "repeat"]
     sampler = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
     before = [sampler.batch(step).tolist() for step in range(12)]
-    table = np.array([[1, 2, -1], [0, 2, 3], [3, 1, 0], [2, 1, 5], [5, 6, 7], [4, 6, 7], [7, 4, 5], [6, 5, 1]])
+    table = np.array(
+        [[1, 2, -1], [0, 2, 3], [3, 1, 0], [2, 1, 5], [5, 6, 7], [4, 6, 7], [7, 4, 5], [6, 5, 1]]
+    )
     sampler.update(table, first_step=4)
     anchors = []
     for step in range(12):
@@ -306,14 +338,17 @@ def test_neighbor_batches_hold_the_classes_of_the_table_after_their_anchors(shor
         assert (labels[rows].reshape(5, 2) == ids[classes][:, None]).all()
         anchors.append(classes[:2])
         if step >= 4:
-            wanted = [c for rank in range(3) for c in (table[classes[0], rank], table[classes[1], rank])]
+            wanted = [
+                c for rank in range(3) for c in (table[classes[0], rank], table[classes[1], rank])
+            ]
             wanted = [c for c in dict.fromkeys(wanted) if c in kept and c not in classes[:2]][:3]
             assert classes[2 : 2 + len(wanted)] == wanted
     # Within a pass no class is an anchor twice.
     passes = len(kept) // 2
     for first in range(0, 12 - passes + 1, passes):
         assert len(set(itertools.chain(*anchors[first : first + passes]))) == 2 * passes
-    # The table alone decides: another sampler that is given it, as where a run is resumed, makes the same batches.
+    # The table alone decides: another sampler that is given it, as where a run is resumed, makes
+    # the same batches.
     resumed = NeighborSampler(labels, 5, 2, seed=3, short_classes=short_classes, anchor_classes=2)
     resumed.update(table, first_step=4)
     assert all((resumed.batch(step) == sampler.batch(step)).all() for step in range(4, 12))
@@ -330,7 +365,9 @@ CLASS_SAMPLERS = {
     "neighbor": lambda labels: NeighborSampler(labels, 2, 2, anchor_classes=1),
     "whole classes": lambda labels: WholeClassSampler(labels, 4),
     "hierarchical": lambda labels: HierarchicalSampler(labels, labels, 2, 2, 2),
-    "arrays": lambda labels: ArrayBatches(np.zeros((8, 1)), labels, ClassBalancedSampler(labels, 2, 2)).sampler,
+    "arrays": lambda labels: (
+        ArrayBatches(np.zeros((8, 1)), labels, ClassBalancedSampler(labels, 2, 2)).sampler
+    ),
 }
 
 
@@ -344,7 +381,9 @@ def test_samplers_take_and_refuse_labels_as_losses_do(make):
     for wrong in (labels + 0.5, np.where(labels > 3, np.nan, 3), merged, np.eye(8), list("ab") * 4):
         with pytest.raises(UserError, match=r"labels must (be integers|have shape)"):
             make(wrong)
-    with pytest.raises(UserError, match="training needs images of two classes or more; all 8 are of class 3"):
+    with pytest.raises(
+        UserError, match="training needs images of two classes or more; all 8 are of class 3"
+    ):
         make(np.full(8, 3))
 
 

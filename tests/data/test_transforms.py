@@ -1,4 +1,5 @@
-"""Resizing as Pillow does it, crops in their places, and every random choice a function of the draws alone."""
+"""Resizing as Pillow does it, crops in their places, and every random choice a function of the
+draws alone."""
 
 import numpy as np
 import pytest
@@ -20,8 +21,12 @@ KINDS = ("random_crop", "random_resized_crop", "none")
 def picture(height, width, seed=0):
     """Smooth shapes and some noise, like a photograph."""
     rng = np.random.default_rng(seed)
-    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize((width, height), Image.BICUBIC)
-    return np.clip(np.asarray(coarse) + rng.normal(0, 10, (height, width, 3)), 0, 255).astype(np.uint8)
+    coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8)).resize(
+        (width, height), Image.BICUBIC
+    )
+    return np.clip(np.asarray(coarse) + rng.normal(0, 10, (height, width, 3)), 0, 255).astype(
+        np.uint8
+    )
 
 
 def places():
@@ -29,7 +34,9 @@ def places():
     return np.stack([*np.mgrid[0:60, 0:80], np.zeros((60, 80), int)], -1).astype(np.uint8)
 
 
-@pytest.mark.parametrize(("height", "width"), [(192, 192), (100, 333), (333, 100), (20, 31), (64, 64), (97, 64)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(192, 192), (100, 333), (333, 100), (20, 31), (64, 64), (97, 64)]
+)
 @pytest.mark.parametrize("mode", ["shorter", "squash"])
 def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, width):
     image = picture(height, width)
@@ -39,7 +46,9 @@ def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, 
     resized = np.asarray(Image.fromarray(image).resize(size[::-1], Image.BILINEAR)).astype(int)
     top, left = (size[0] - 56) // 2, (size[1] - 56) // 2
     expected = resized[top : top + 56, left : left + 56]
-    result = EvaluationTransform(resize=64, image_size=56, resize_mode=mode)(tf.constant(image)).numpy()
+    result = EvaluationTransform(resize=64, image_size=56, resize_mode=mode)(
+        tf.constant(image)
+    ).numpy()
     assert result.dtype == np.uint8
     assert result.shape == (56, 56, 3)
     # Pillow rounds between its two passes as well.
@@ -52,8 +61,12 @@ def test_evaluation_is_pillows_bilinear_resize_and_a_central_crop(mode, height, 
 def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
     """The serving graph knows no sizes; it must give the pixels of the input pipeline."""
     transform = EvaluationTransform(resize=48, image_size=40)
-    one = tf.function(transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)], autograph=False)
-    many = tf.function(transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)], autograph=False)
+    one = tf.function(
+        transform, input_signature=[tf.TensorSpec((None, None, 3), tf.uint8)], autograph=False
+    )
+    many = tf.function(
+        transform, input_signature=[tf.TensorSpec((None, None, None, 3), tf.uint8)], autograph=False
+    )
     mapped = tf.function(lambda batch: tf.map_fn(transform, batch), autograph=False)
     assert one.get_concrete_function().output_shapes.as_list() == [40, 40, 3]
     assert many.get_concrete_function().output_shapes.as_list() == [None, 40, 40, 3]
@@ -66,7 +79,12 @@ def test_evaluation_in_a_graph_of_unknown_sizes_and_over_batches():
         np.testing.assert_array_equal(one(batch[1]), eager[1])
 
 
-@given(st.integers(1, 90), st.integers(1, 90), st.sampled_from(KINDS), st.sampled_from(["shorter", "squash"]))
+@given(
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.sampled_from(KINDS),
+    st.sampled_from(["shorter", "squash"]),
+)
 @settings(max_examples=60, deadline=None)
 def test_every_size_of_image_gives_the_crop(height, width, kind, mode):
     image = tf.constant(picture(height, width))
@@ -181,7 +199,10 @@ NO_COLORS = ["gray", "1,2", "1,2,256", "-1,0,0", (1, 2), 3, None]
         (lambda: TrainTransform("color"), "augmentation"),
         (lambda: TrainTransform("random_resized_crop", scale=(0, 1)), "scale"),
         (lambda: TrainTransform("multi_resolution", resolutions=(1.8, 0.8)), "resolutions"),
-        *((lambda color=color: EvaluationTransform(pad_color=color), "pad_color") for color in NO_COLORS),
+        *(
+            (lambda color=color: EvaluationTransform(pad_color=color), "pad_color")
+            for color in NO_COLORS
+        ),
     ],
 )
 def test_wrong_values_are_named(make, message):
@@ -195,7 +216,9 @@ EDGES = st.integers(1, 90)
 
 def whole_resize(image, size):
     """TensorFlow's own resize, in its usual way."""
-    return tf.cast(tf.image.resize(image, size, method="bilinear", antialias=True) + 0.5, tf.uint8).numpy()
+    return tf.cast(
+        tf.image.resize(image, size, method="bilinear", antialias=True) + 0.5, tf.uint8
+    ).numpy()
 
 
 @tf.function(input_signature=[IMAGE, tf.TensorSpec((2,), tf.int32)], autograph=False)
@@ -211,21 +234,34 @@ def resized(image, size):
 @settings(max_examples=80, deadline=None)
 def test_resizing_has_the_bits_of_tensorflows(height, width, rows, columns):
     image = np.random.default_rng(height).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(resized(image, (rows, columns)), whole_resize(image, (rows, columns)))
+    np.testing.assert_array_equal(
+        resized(image, (rows, columns)), whole_resize(image, (rows, columns))
+    )
 
 
 @pytest.mark.slow
-@given(EDGES, EDGES, st.floats(0, 1, width=32, exclude_max=True), st.floats(0, 1, width=32), st.floats(0, 1, width=32))
+@given(
+    EDGES,
+    EDGES,
+    st.floats(0, 1, width=32, exclude_max=True),
+    st.floats(0, 1, width=32),
+    st.floats(0, 1, width=32),
+)
 @example(90, 1, 0.0, 0.0, 0.0)
 @settings(max_examples=60, deadline=None)
 def test_multi_resolution_is_resize_crop_and_centered_black(height, width, scale, down, across):
-    """HORDE: the longer side is uniform on 0.8 to 1.8 times the crop; black around what is smaller."""
-    down, across = (min(draw, float(np.nextafter(np.float32(1), np.float32(0)))) for draw in (down, across))
+    """HORDE: the longer side is uniform on 0.8 to 1.8 times the crop; black around what is
+    smaller."""
+    down, across = (
+        min(draw, float(np.nextafter(np.float32(1), np.float32(0)))) for draw in (down, across)
+    )
     image = picture(height, width)
     draws = tf.constant([0.9, down, across, scale], tf.float32)
     found = TrainTransform("multi_resolution", image_size=20)(tf.constant(image), draws).numpy()
 
-    longer = round(float(np.float32(20) * (np.float32(0.8) + np.float32(scale) * np.float32(1.8 - 0.8))))
+    longer = round(
+        float(np.float32(20) * (np.float32(0.8) + np.float32(scale) * np.float32(1.8 - 0.8)))
+    )
     size = [max(1, int(edge * longer / max(height, width) + 0.5)) for edge in (height, width)]
     scaled = whole_resize(image, size)
     expected = np.zeros((20, 20, 3), np.uint8)
@@ -241,7 +277,9 @@ def test_multi_resolution_is_resize_crop_and_centered_black(height, width, scale
 @pytest.mark.parametrize("size", [(30, 60), (60, 30), (7, 200), (50, 50), (3, 2)])
 def test_pad_shows_the_whole_image_undistorted_on_black(size):
     image = np.full((*size, 3), 200, np.uint8)
-    view = EvaluationTransform(resize=40, image_size=40, resize_mode="pad")(tf.constant(image)).numpy()
+    view = EvaluationTransform(resize=40, image_size=40, resize_mode="pad")(
+        tf.constant(image)
+    ).numpy()
     rows, columns = view.any((1, 2)).nonzero()[0], view.any((0, 2)).nonzero()[0]
     expected = [max(1, round(40 * edge / max(size))) for edge in size]
     assert [len(rows), len(columns)] == expected
@@ -256,7 +294,10 @@ def test_a_color_changes_the_padding_and_nothing_else(size, color):
     image = tf.constant(picture(*size))
     black = EvaluationTransform(40, 36, "pad")(image).numpy()
     found = EvaluationTransform(40, 36, "pad", color)(image).numpy()
-    inside = EvaluationTransform(40, 36, "pad")(tf.fill((*size, 3), tf.constant(255, tf.uint8))).numpy() == 255
+    inside = (
+        EvaluationTransform(40, 36, "pad")(tf.fill((*size, 3), tf.constant(255, tf.uint8))).numpy()
+        == 255
+    )
     np.testing.assert_array_equal(found, np.where(inside, black, np.array(color, np.uint8)))
     batch = EvaluationTransform(40, 36, "pad", color)(tf.stack([image, image])).numpy()
     np.testing.assert_array_equal(batch, [found, found])

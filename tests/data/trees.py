@@ -1,4 +1,5 @@
-"""Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop and Omniglot."""
+"""Small trees of real pictures in official layouts: CUB-200-2011, Cars-196, SOP, In-Shop and
+Omniglot."""
 
 import pathlib
 
@@ -38,9 +39,12 @@ def touch(root, *names, content=b"x"):
 
 
 def annotations(path, names, classes, name_field="fname"):
-    """A table of Cars-196 in the official form, a 1 x N struct array. The official classes are uint8."""
+    """A table of Cars-196 in the official form, a 1 x N struct array. The official classes are
+    uint8."""
     boxes = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
-    rows = np.ones((1, len(names)), dtype=[(field, object) for field in [*boxes, "class", name_field]])
+    rows = np.ones(
+        (1, len(names)), dtype=[(field, object) for field in [*boxes, "class", name_field]]
+    )
     for i, (name, number) in enumerate(zip(names, classes, strict=True)):
         rows["class"][0, i], rows[name_field][0, i] = number, name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +54,10 @@ def annotations(path, names, classes, name_field="fname"):
 def pictures(root, names, kind="JPEG"):
     """A few different pictures, under many names."""
     rng = np.random.default_rng(0)
-    contents = [encoded(Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)), kind) for _ in range(7)]
+    contents = [
+        encoded(Image.fromarray(rng.integers(0, 256, (*SIZE[::-1], 3), np.uint8)), kind)
+        for _ in range(7)
+    ]
     for i, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(contents[i % len(contents)])
@@ -66,8 +73,13 @@ def _cub(root, numbers, num_train, per_class):
     names = [f"{number:03d}.Bird_{number}/{i}.jpg" for i, number in enumerate(numbers)]
     pictures(root / "images", names)
     table(root / "images.txt", (f"{i + 1} {name}" for i, name in enumerate(names)))
-    table(root / "image_class_labels.txt", (f"{i + 1} {number}" for i, number in enumerate(numbers)))
-    table(root / "classes.txt", (f"{number} {number:03d}.Bird_{number}" for number in sorted(set(numbers))))
+    table(
+        root / "image_class_labels.txt", (f"{i + 1} {number}" for i, number in enumerate(numbers))
+    )
+    table(
+        root / "classes.txt",
+        (f"{number} {number:03d}.Bird_{number}" for number in sorted(set(numbers))),
+    )
 
 
 def _cars(root, numbers, num_train, per_class):
@@ -83,25 +95,39 @@ def _cars(root, numbers, num_train, per_class):
 def _sop(root, numbers, num_train, per_class):
     names = [f"chair_final/{number}_{i}.JPG" for i, number in enumerate(numbers)]
     pictures(root, names)
-    rows = [f"{i + 1} {number} 3 {name}" for i, (number, name) in enumerate(zip(numbers, names, strict=True))]
+    rows = [
+        f"{i + 1} {number} 3 {name}"
+        for i, (number, name) in enumerate(zip(numbers, names, strict=True))
+    ]
     for split, part in (("train", rows[:num_train]), ("test", rows[num_train:])):
         table(root / f"Ebay_{split}.txt", ["image_id class_id super_class_id path", *part])
 
 
 def _inshop(root, numbers, num_train, per_class):
-    names = [f"img/MEN/Denim/id_{number:08d}/{i:02d}_1_front.jpg" for i, number in enumerate(numbers)]
+    names = [
+        f"img/MEN/Denim/id_{number:08d}/{i:02d}_1_front.jpg" for i, number in enumerate(numbers)
+    ]
     pictures(root, names)
     status = ["train"] * num_train
     status += ["gallery" if i % per_class else "query" for i in range(len(numbers) - num_train)]
     rows = zip(names, numbers, status, strict=True)
     lines = [f"{name} id_{number:08d} {part}" for name, number, part in rows]
-    table(root / "Eval" / "list_eval_partition.txt", [len(names), "image_name item_id evaluation_status", *lines])
+    table(
+        root / "Eval" / "list_eval_partition.txt",
+        [len(names), "image_name item_id evaluation_status", *lines],
+    )
 
 
 def _omniglot(root, numbers, num_train, per_class):
-    folders = ["images_background" if i < num_train else "images_evaluation" for i in range(len(numbers))]
+    folders = [
+        "images_background" if i < num_train else "images_evaluation" for i in range(len(numbers))
+    ]
     rows = enumerate(zip(folders, numbers, strict=True))
-    pictures(root, [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows], kind="PNG")
+    pictures(
+        root,
+        [f"{part}/Latin/character{number:04d}/{i:05d}_01.png" for i, (part, number) in rows],
+        kind="PNG",
+    )
 
 
 _WRITERS = {

@@ -1,4 +1,5 @@
-"""A small gallery of colored pictures with hostile names, and a model that sees their mean color."""
+"""A small gallery of colored pictures with hostile names, and a model that sees their mean
+color."""
 
 import io
 
@@ -35,10 +36,15 @@ class Colors(SavedModelEmbedder):
     fingerprint = checksum
 
     def request(self, encoded_images):
-        vectors, reasons = np.zeros((len(encoded_images), 3), np.float32), [""] * len(encoded_images)
+        vectors, reasons = (
+            np.zeros((len(encoded_images), 3), np.float32),
+            [""] * len(encoded_images),
+        )
         for row, data in enumerate(encoded_images):
             try:
-                vectors[row] = decode_image(tf.constant(data)).numpy().reshape(-1, 3).mean(axis=0) / 255
+                vectors[row] = (
+                    decode_image(tf.constant(data)).numpy().reshape(-1, 3).mean(axis=0) / 255
+                )
             except tf.errors.InvalidArgumentError as error:
                 reasons[row] = str(error)
         return vectors, reasons
@@ -48,7 +54,8 @@ embed = embedder_of(Colors())
 
 
 def small_gallery(folder, each=4):
-    """Pictures of three classes, each a little darker than the one before; the last has a hostile name."""
+    """Pictures of three classes, each a little darker than the one before; the last has a hostile
+    name."""
     names, vectors, classes = [], [], []
     for name, color in COLORS.items():
         for number in range(each):

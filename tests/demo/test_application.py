@@ -51,7 +51,9 @@ def test_an_upload_finds_its_neighbors_with_class_distance_and_threshold(client,
 
 
 def test_words_find_images_and_no_threshold_of_images_judges_them(client, demo):
-    words = dataclasses.replace(demo, embed_texts=lambda texts: np.array([embed(encoded(COLORS[t])) for t in texts]))
+    words = dataclasses.replace(
+        demo, embed_texts=lambda texts: np.array([embed(encoded(COLORS[t])) for t in texts])
+    )
     page = TestClient(application(words), "http://localhost")
     text = results(page.get("/?text=red&k=3"))
     assert text.count("<li") == text.count('<p class="class">red</p>') == 3
@@ -98,8 +100,20 @@ def test_numbers_that_are_none_are_refused(client):
 
 def test_pages_from_elsewhere_are_refused_and_nothing_of_elsewhere_is_loaded(client):
     for site in ("cross-site", "same-site"):
-        assert client.post("/", content=encoded((1, 2, 3)), headers={"sec-fetch-site": site}).status_code == 403
-    for path in ("/", "/files/demo.js", "/files/demo.css", "/files/page.css", "/image/0", "/image/99"):
+        assert (
+            client.post(
+                "/", content=encoded((1, 2, 3)), headers={"sec-fetch-site": site}
+            ).status_code
+            == 403
+        )
+    for path in (
+        "/",
+        "/files/demo.js",
+        "/files/demo.css",
+        "/files/page.css",
+        "/image/0",
+        "/image/99",
+    ):
         headers = client.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]

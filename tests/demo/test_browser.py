@@ -17,7 +17,9 @@ from tfdml.evaluation import calibrate
 from tfdml.io.http import address_of, listen, serving
 
 expect.set_options(timeout=60_000)  # of a busy machine
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 @pytest.mark.slow
@@ -27,14 +29,22 @@ def test_upload_and_click(tmp_path):
     codes = np.unique(gallery.classes, return_inverse=True)[1]
     calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
     app = application(Demo(gallery, embed, "models/colors", calibration))
-    with listen("127.0.0.1", 0) as opened, serving(app, opened), sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+    with (
+        listen("127.0.0.1", 0) as opened,
+        serving(app, opened),
+        sync_api.sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: faults.append(dialog.message))
         page.goto(address_of(opened))
         page.fill("input[name=k]", "8")
-        page.set_input_files("#file", {"name": EVIL, "mimeType": "image/png", "buffer": encoded((250, 0, 0))})
+        page.set_input_files(
+            "#file", {"name": EVIL, "mimeType": "image/png", "buffer": encoded((250, 0, 0))}
+        )
         expect(page.locator("#results li.same")).to_have_count(8)
         expect(page.locator(".verdict")).to_contain_text("Found: red")
         page.fill("input[name=k]", "3")
@@ -46,7 +56,9 @@ def test_upload_and_click(tmp_path):
         assert page.locator("#query").get_attribute("src").startswith("/image/")
         page.get_by_text("Next").click()
         expect(page.locator("h2")).to_have_text("Gallery, images 25 to 48 of 90")
-        page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"<svg onload=alert(1)>"})
+        page.set_input_files(
+            "#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"<svg onload=alert(1)>"}
+        )
         expect(page.get_by_role("alert")).to_contain_text("not a JPEG")
         assert not faults
         browser.close()

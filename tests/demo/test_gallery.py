@@ -1,4 +1,5 @@
-"""What a demo searches: the neighbors of exact search, pictures of its folder alone, folders, files and databases."""
+"""What a demo searches: the neighbors of exact search, pictures of its folder alone, folders, files
+and databases."""
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,13 @@ def test_the_neighbors_are_those_of_exact_search(distance):
 
 # What a file of somebody else may name as the path of an image.
 ELSEWHERE = [
-    *("../secret.png", "/etc/passwd", "a/../../secret.png", "http://127.0.0.1:1/a.png", "file:///etc/passwd"),
+    *(
+        "../secret.png",
+        "/etc/passwd",
+        "a/../../secret.png",
+        "http://127.0.0.1:1/a.png",
+        "file:///etc/passwd",
+    ),
     *("s3://bucket/a.png", "zip://a.png::http://127.0.0.1:1/b.zip", "~/a.png", "", ".", "a\0.png"),
 ]
 
@@ -43,13 +50,19 @@ def test_nothing_is_opened_but_files_of_the_named_folder(folder, tmp_path, monke
     (tmp_path / "photos" / "text.png").write_text("no image")
     monkeypatch.chdir(tmp_path)
     opened, open_file = [], files.open_file
-    monkeypatch.setattr(files, "open_file", lambda path, **options: opened.append(path) or open_file(path, **options))
+    monkeypatch.setattr(
+        files,
+        "open_file",
+        lambda path, **options: opened.append(path) or open_file(path, **options),
+    )
     names = [*ELSEWHERE, str(tmp_path / "secret.png"), f"{folder}/../secret.png", "text.png"]
     gallery = Gallery("", names, np.eye(len(names)), folder=folder)
     for row in range(len(names)):
         with pytest.raises(UserError):
             gallery.picture(row, 64)
-    inside = {"photos": f"{tmp_path}/photos", "memory://photos": "memory://photos/"}.get(folder, "(nothing)")
+    inside = {"photos": f"{tmp_path}/photos", "memory://photos": "memory://photos/"}.get(
+        folder, "(nothing)"
+    )
     assert all(str(path).startswith(inside) and ".." not in str(path) for path in opened)
     assert bool(opened) == bool(folder)
 
@@ -61,7 +74,9 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
             (tmp_path / name / f"{number}.png").write_bytes(encoded(color))
     (tmp_path / "blue" / "9.png").write_bytes(encoded((0, 0, 9))[:-30])
     gallery = open_gallery(str(tmp_path), Colors())
-    assert gallery.names == [f"{name}/{number}.png" for name in ("blue", "red") for number in range(3)]
+    assert gallery.names == [
+        f"{name}/{number}.png" for name in ("blue", "red") for number in range(3)
+    ]
     assert gallery.classes == ["blue"] * 3 + ["red"] * 3
     assert gallery.embeddings.argmax(axis=1).tolist() == [2] * 3 + [0] * 3
     assert "1 images are left out" in capsys.readouterr().err
@@ -69,14 +84,18 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
 
 def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):
     columns = {"path": ["a", "b"], "label": [3, 4], "class": ["bus", "coupe"], "tags": [[1], [2]]}
-    pq.write_table(pa.table({**columns, "embedding": [[1.0, 0.0], [0.0, 1.0]]}), tmp_path / "x.parquet")
+    pq.write_table(
+        pa.table({**columns, "embedding": [[1.0, 0.0], [0.0, 1.0]]}), tmp_path / "x.parquet"
+    )
     gallery = open_gallery(str(tmp_path / "x.parquet"), Colors())
     assert (list(gallery.names), gallery.classes) == (["a", "b"], ["bus", "coupe"])
     np.savez(tmp_path / "x.npz", embeddings=np.eye(2), labels=np.array(["bus", "coupe"]))
     gallery = open_gallery(str(tmp_path / "x.npz"), Colors())
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
     images = ImageTable(("a.jpg",), [0], ["test"])
-    write_folder(tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}})
+    write_folder(
+        tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}}
+    )
     assert len(open_gallery(str(tmp_path / "x"), Colors())) == 1
     with pytest.raises(UserError, match="are of different models"):
         open_gallery(str(tmp_path / "x"), Colors("sha256:2"))

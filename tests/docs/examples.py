@@ -19,7 +19,8 @@ MODULES = sorted(
 )
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w])")
 _FENCE = re.compile(
-    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.DOTALL | re.MULTILINE
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```",
+    re.DOTALL | re.MULTILINE,
 )
 # Blocks that cannot run in a test: page, how the block begins, and why.
 SKIPPED = {
@@ -32,7 +33,8 @@ SKIPPED = {
 
 
 class NumberChecker(doctest.OutputChecker):
-    """Numbers agree to the digits that the example prints; all other text, but for white space, exactly."""
+    """Numbers agree to the digits that the example prints; all other text, but for white space,
+    exactly."""
 
     def check_output(self, want: str, got: str, optionflags: int) -> bool:
         """Whether `got` is what the example says."""
@@ -57,9 +59,12 @@ def _agree(want: str, got: str) -> bool:
         return difference == 0
     if want.endswith("."):  # NumPy leaves out zeros: all digits of float32 are meant
         return difference <= 1e-6 * max(1.0, abs(float(want)))
-    # Fewer digits are a rounded value, but for the last digits of float32, which depend on the processor.
+    # Fewer digits are a rounded value, but for the last digits of float32, which depend on the
+    # processor.
     unit = 10.0 ** -_digits(want)
-    return difference <= (0.51 if _digits(got) > _digits(want) else 1.01) * unit + 1e-6 * abs(float(want))
+    return difference <= (0.51 if _digits(got) > _digits(want) else 1.01) * unit + 1e-6 * abs(
+        float(want)
+    )
 
 
 def _digits(number: str) -> int:
@@ -82,8 +87,12 @@ def run_docstrings(module: str, names: dict[str, Any]) -> str:
         names: What the examples may use besides the module's own names.
     """
     imported, report = importlib.import_module(module), list[str]()
-    for example in doctest.DocTestFinder().find(imported, module, globs={**names, **vars(imported)}):
-        runner = doctest.DocTestRunner(checker=NumberChecker(), verbose=False, optionflags=doctest.ELLIPSIS)
+    for example in doctest.DocTestFinder().find(
+        imported, module, globs={**names, **vars(imported)}
+    ):
+        runner = doctest.DocTestRunner(
+            checker=NumberChecker(), verbose=False, optionflags=doctest.ELLIPSIS
+        )
         runner.run(example, out=report.append, clear_globs=False)
     return "".join(report)
 
@@ -105,7 +114,10 @@ def blocks(page: pathlib.Path) -> list[Block]:
     for match in _FENCE.finditer(text):
         indent = len(match["indent"])
         code = "\n".join(line[indent:] for line in match["body"].split("\n"))
-        skip = next((why for (of, start), why in SKIPPED.items() if of == name and code.startswith(start)), "")
+        skip = next(
+            (why for (of, start), why in SKIPPED.items() if of == name and code.startswith(start)),
+            "",
+        )
         line = text.count("\n", 0, match.start()) + 2
         result.append(Block(page, line, match["language"], code, skip))
     return result

@@ -1,4 +1,5 @@
-"""The files that examples and pages name, made small: photos, the layouts of the published data sets, runs, models.
+"""The files that examples and pages name, made small: photos, the layouts of the published data
+sets, runs, models.
 
 docs/api/index.md names them, so that a reader of the pages knows what they stand for.
 """
@@ -53,7 +54,8 @@ def examples_of(module: str) -> str:
 
 @contextlib.contextmanager
 def as_many_images() -> Iterator[None]:
-    """Within it the published data sets have an image of each class, as their small layouts here."""
+    """Within it the published data sets have an image of each class, as their small layouts
+    here."""
     with unittest.mock.patch.dict(official_archives.NUM_IMAGES, official_archives.NUM_CLASSES):
         yield
 
@@ -72,7 +74,9 @@ def write_photos(path, names=None, classes=("bus", "coupe", "truck", "van"), ima
 
 def write_photo(path: pathlib.Path, names: dict | None = None) -> None:
     """`car.jpg`."""
-    Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(
+        path
+    )
 
 
 def write_run(path: pathlib.Path, names: dict | None = None) -> None:
@@ -84,7 +88,9 @@ def write_retriever(path: pathlib.Path, names: dict) -> None:
     """A retriever of the photos, with items called coupe/0.jpg, coupe/1.jpg ..."""
     photos = path.parent / "photos of the retriever"
     write_photos(photos)
-    tfdml.export.Retriever.build(names["embedder"], tfdml.data.load("folder", photos, "all"), path, directory=photos)
+    tfdml.export.Retriever.build(
+        names["embedder"], tfdml.data.load("folder", photos, "all"), path, directory=photos
+    )
     shutil.rmtree(photos)
 
 

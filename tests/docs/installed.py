@@ -1,4 +1,5 @@
-"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder, on small data."""
+"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder,
+on small data."""
 
 from __future__ import annotations
 
@@ -35,7 +36,11 @@ NOT_RUN = {
     "RAY_AUTH_MODE": "is of a cluster",
     "ray start": "is of a cluster",
 }
-_LINKS = {"runs/cars": "runs/glyphs", "runs/cars_jrd": "runs/glyphs", "presets/dinov2_small": "preset"}
+_LINKS = {
+    "runs/cars": "runs/glyphs",
+    "runs/cars_jrd": "runs/glyphs",
+    "presets/dinov2_small": "preset",
+}
 # Put behind a training command; the last value of a flag counts.
 FEW_STEPS = ["--classes_per_batch=2", "--images_per_class=2", "--epochs=1", "--steps_per_epoch=2"]
 SHORT = [
@@ -61,12 +66,16 @@ def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
 
 
 def commands(page: str) -> tuple[list[list[str]], dict[str, str]]:
-    """Return the subcommands of a page, made small, and the lines that are not run with the reason."""
+    """Return the subcommands of a page, made small, and the lines that are not run with the
+    reason."""
     run, left_out = [], {}
     name, _, section = page.partition("#")
     lines = (ROOT / name).read_text().splitlines()
     first = lines.index(f"## {section}") if section else 0
-    last = next((i for i, line in enumerate(lines) if i > first and section and line.startswith("## ")), len(lines))
+    last = next(
+        (i for i, line in enumerate(lines) if i > first and section and line.startswith("## ")),
+        len(lines),
+    )
     for block in blocks(ROOT / name):
         if block.language not in ("", "bash") or not first <= block.line <= last:
             continue
@@ -74,13 +83,17 @@ def commands(page: str) -> tuple[list[list[str]], dict[str, str]]:
             text = re.split(r"\s{3,}|\s#\s", line.strip())[0]
             reason = next((why for part, why in NOT_RUN.items() if part in text), "")
             if "TF_CONFIG" in block.code:
-                reason = "needs two hosts; tests/training/worker_runs.py trains with several processes"
+                reason = (
+                    "needs two hosts; tests/training/worker_runs.py trains with several processes"
+                )
             if reason:
                 left_out[text] = reason
             elif text.startswith("tfdml"):
                 run.append(made_small(shlex.split(text)[1:]))
             else:
-                assert text.startswith(("#", "--")) or not text, f"{page}:{block.line}: neither run nor named: {text}"
+                assert text.startswith(("#", "--")) or not text, (
+                    f"{page}:{block.line}: neither run nor named: {text}"
+                )
     return run, left_out
 
 
@@ -90,7 +103,13 @@ def made_small(words: list[str]) -> list[str]:
     words = [word.replace("hub:dinov2", "hub:presets/dinov2") for word in words]
     if words[0] == "train":
         words += SHORT if "hub:" not in given else [*FEW_STEPS, "--image_size=32", "--resize=36"]
-    if words[0] in ("train", "embed") and ("quickstart.flags" in given or "--dataset=glyphs" in given):
+    if words[0] in ("train", "embed") and (
+        "quickstart.flags" in given or "--dataset=glyphs" in given
+    ):
         words.append("--dataset_options=images_per_class=4, size=32")
     # A network that has hardly been trained loses what a better one keeps.
-    return words + (["--min_cosine=-1", "--max_recall_drop=1"] if words[0] == "export" and "--run_dir" in given else [])
+    return words + (
+        ["--min_cosine=-1", "--max_recall_drop=1"]
+        if words[0] == "export" and "--run_dir" in given
+        else []
+    )

@@ -1,4 +1,5 @@
-"""What the pages of the documentation suppose besides `stand_ins` and `files`: results of earlier steps."""
+"""What the pages of the documentation suppose besides `stand_ins` and `files`: results of earlier
+steps."""
 
 from __future__ import annotations
 
@@ -33,14 +34,17 @@ def write_weights(folder: pathlib.Path) -> None:
     """Weights files of random networks under the names that the pages give pretrained ones."""
     mobile = tfdml.backbones.resolve("mobilenetv2", image_size=96, alpha=0.35)
     mobile.model.save_weights(folder / "mnv2_035.weights.h5")
-    tfdml.backbones.resolve("googlenet", image_size=224).model.save_weights(folder / "googlenet.weights.h5")
+    tfdml.backbones.resolve("googlenet", image_size=224).model.save_weights(
+        folder / "googlenet.weights.h5"
+    )
 
 
 def write_retriever(folder: pathlib.Path, embedder) -> None:
     """`models/retriever`, with an item called car-3."""
     photos = sorted((folder / "photos").rglob("*.jpg"))
     images = tfdml.data.EncodedImages(
-        tuple(path.read_bytes() for path in photos), tuple(f"car-{row}" for row in range(len(photos)))
+        tuple(path.read_bytes() for path in photos),
+        tuple(f"car-{row}" for row in range(len(photos))),
     )
     dataset = tfdml.data.ImageDataset("cars", "all", images, np.arange(len(photos)) // 3)
     tfdml.export.Retriever.build(embedder, dataset, folder / "models" / "retriever")
@@ -58,7 +62,8 @@ def names_of_pages(names: dict) -> dict:
     first = np.arange(len(test)) % 2 == 0
     metrics = {"recall@1": 0.5, "recall@2": 0.75}
     learner = tfdml.models.MetricLearner(
-        embedder, tfdml.objectives.HighOrderMomentLoss(tfdml.losses.ContrastiveLoss(), orders=2, dim=16)
+        embedder,
+        tfdml.objectives.HighOrderMomentLoss(tfdml.losses.ContrastiveLoss(), orders=2, dim=16),
     )
     learner.build((None, SIDE, SIDE, 3))
     return {

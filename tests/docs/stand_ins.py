@@ -1,4 +1,5 @@
-"""What examples may use without making it: `dataset`, `embedder`, `batches` ..., each as small as it may be.
+"""What examples may use without making it: `dataset`, `embedder`, `batches` ..., each as small as
+it may be.
 
 docs/api/index.md names them, so that a reader of the pages knows what they stand for.
 """
@@ -20,7 +21,17 @@ import tensorflow as tf
 import tfdml
 from tfdml.training.trainer import Trainer
 
-PACKAGES = ("backbones", "data", "embeddings", "evaluation", "export", "layers", "losses", "mining", "models")
+PACKAGES = (
+    "backbones",
+    "data",
+    "embeddings",
+    "evaluation",
+    "export",
+    "layers",
+    "losses",
+    "mining",
+    "models",
+)
 SIDE = 28
 
 
@@ -30,7 +41,11 @@ def names() -> dict:
     for package in (*PACKAGES, "objectives", "report", "retrieval", "training"):
         module = importlib.import_module(f"tfdml.{package}")
         found.update(
-            {name: value for name, value in vars(module).items() if not name.startswith("_") and name != "map"}
+            {
+                name: value
+                for name, value in vars(module).items()
+                if not name.startswith("_") and name != "map"
+            }
         )
     train, test = (_glyphs(split) for split in ("train", "test"))
     view = tfdml.data.TrainTransform("random_crop", resize=32, image_size=SIDE)
@@ -44,7 +59,9 @@ def names() -> dict:
         "test": test,
         "labels": test.labels,
         "embeddings": _near_their_classes(test.labels),
-        "batches": tfdml.data.class_balanced(train, classes_per_batch=4, images_per_class=2, transform=view),
+        "batches": tfdml.data.class_balanced(
+            train, classes_per_batch=4, images_per_class=2, transform=view
+        ),
         "embedder": embedder,
         "experiment": experiment("runs/tiny"),
         "learner": learner,
@@ -56,10 +73,23 @@ def names() -> dict:
 
 def experiment(run_dir: str, **changes: object) -> tfdml.training.Experiment:
     """The settings of a tiny training of what `embedder` stands for."""
-    images = {"dataset_options": "images_per_class=4, size=32", "image_size": SIDE, "resize": 32, "flip": False}
+    images = {
+        "dataset_options": "images_per_class=4, size=32",
+        "image_size": SIDE,
+        "resize": 32,
+        "flip": False,
+    }
     network = {"backbone": "conv4(width=8)", "batch_norm": "train", "embedding_dim": 16}
-    training = {"classes_per_batch": 8, "images_per_class": 2, "epochs": 1, "steps_per_epoch": 2, "report": False}
-    return tfdml.training.Experiment(run_dir=run_dir, **{**images, **network, **training, **changes})
+    training = {
+        "classes_per_batch": 8,
+        "images_per_class": 2,
+        "epochs": 1,
+        "steps_per_epoch": 2,
+        "report": False,
+    }
+    return tfdml.training.Experiment(
+        run_dir=run_dir, **{**images, **network, **training, **changes}
+    )
 
 
 @contextlib.contextmanager
@@ -75,7 +105,10 @@ def short_training():
     def one_span(self):  # a run calls `fit` until it has made all of its steps
         return iter([(0, 1)])
 
-    with mock.patch.object(keras.Model, "fit", one_step), mock.patch.object(Trainer, "_spans", one_span):
+    with (
+        mock.patch.object(keras.Model, "fit", one_step),
+        mock.patch.object(Trainer, "_spans", one_span),
+    ):
         yield
 
 
@@ -107,7 +140,11 @@ def _embedder():
 
 def _model():
     """Any Keras model of embeddings, with a plain loss."""
-    layers = [keras.layers.GlobalAveragePooling2D(), keras.layers.Dense(8), keras.layers.UnitNormalization()]
+    layers = [
+        keras.layers.GlobalAveragePooling2D(),
+        keras.layers.Dense(8),
+        keras.layers.UnitNormalization(),
+    ]
     model = keras.Sequential([keras.Input((None, None, 3)), *layers])
     model.compile("adam", loss=tfdml.losses.ContrastiveLoss())
     return model
@@ -115,5 +152,7 @@ def _model():
 
 def _near_their_classes(labels, dim=8):
     rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.6 * rng.normal(size=(len(labels), dim))
+    vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.6 * rng.normal(
+        size=(len(labels), dim)
+    )
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)

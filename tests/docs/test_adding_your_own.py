@@ -1,4 +1,5 @@
-"""What docs/adding_your_own.md adds works from the command line, in what it saves, and in Python."""
+"""What docs/adding_your_own.md adds works from the command line, in what it saves, and in
+Python."""
 
 import json
 import shlex
@@ -28,7 +29,10 @@ def test_the_page_runs(tmp_path):
     run_python(*evaluate, cwd=tmp_path)
     metrics = json.loads((tmp_path / "metrics.json").read_text())
     assert 0 <= metrics.get("metrics", metrics)["found@5"] <= 1
-    again = "\nagain = keras.saving.load_model('learner.keras')\nassert type(again.objectives[0].loss) is type(loss)\n"
+    again = (
+        "\nagain = keras.saving.load_model('learner.keras')\nassert type(again.objectives[0].loss) "
+        "is type(loss)\n"
+    )
     run_python("-c", "\n".join([PYTHON[0], again, *PYTHON[1:]]), cwd=tmp_path)
     # Elsewhere the module is missing.
     (tmp_path / "my_own.py").rename(tmp_path / "renamed.py")

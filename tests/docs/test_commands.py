@@ -1,4 +1,5 @@
-"""Every command line of README, docs and the commands' own help has flags that exist, with values that they take."""
+"""Every command line of README, docs and the commands' own help has flags that exist, with values
+that they take."""
 
 import ast
 import re
@@ -16,7 +17,8 @@ OF_ALL = {"flagfile", "help"}
 # Flags of TF Serving, which the page on serving names.
 OF_SERVERS = {"enable_batching"}
 _COMMAND = re.compile(
-    rf"^\s*(?:tfdml (?P<command>{'|'.join(STAGES)})|python -m (?P<script>(?:benchmarks|tools)\.\w+)|"
+    rf"^\s*(?:tfdml (?P<command>{'|'.join(STAGES)})|python -m "
+    r"(?P<script>(?:benchmarks|tools)\.\w+)|"
     r"make (?P<target>[\w-]+))\b"
 )
 _FLAG_IN_TEXT = re.compile(r"`--(?:no)?([a-z]\w*)")
@@ -37,7 +39,9 @@ def _arguments(line):
 def _texts():
     """(where, text) of everything that holds command lines."""
     for page in PAGES:
-        yield from ((f"{page.relative_to(ROOT)}:{block.line}", block.code) for block in blocks(page))
+        yield from (
+            (f"{page.relative_to(ROOT)}:{block.line}", block.code) for block in blocks(page)
+        )
     for path in sorted((ROOT / "tfdml" / "cli").glob("*.py")):
         yield str(path.relative_to(ROOT)), ast.get_docstring(ast.parse(path.read_text())) or ""
 
@@ -52,7 +56,8 @@ def _command_lines():
 
 
 def test_command_lines_parse(monkeypatch):
-    """Of a whole command line every flag must have an effect; what `--objectives` names is built."""
+    """Of a whole command line every flag must have an effect; what `--objectives` names is
+    built."""
     monkeypatch.setattr(files, "in_store", lambda path: False)
     own = types.ModuleType("my_own")
     exec(blocks(ROOT / "docs" / "adding_your_own.md")[0].code, vars(own))
@@ -79,7 +84,11 @@ def test_command_lines_parse(monkeypatch):
 
 
 def test_flags_named_in_the_text_exist():
-    sources = [ROOT / "export" / "client.py", *(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").glob("*.py")]
+    sources = [
+        ROOT / "export" / "client.py",
+        *(ROOT / "benchmarks").glob("*.py"),
+        *(ROOT / "tools").glob("*.py"),
+    ]
     others = set(re.findall(r'"--(\w+)"', "".join(path.read_text() for path in sources)))
     known = {*(flag for name in STAGES for flag in load(name).flags), *others, *OF_ALL, *OF_SERVERS}
     for page in PAGES:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.docs import examples, files, stand_ins
 
-# They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of files.
+# They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of
+# files.
 SLOW = {
     "tfdml.backbones.hub",
     "tfdml.backbones.networks",

@@ -1,4 +1,5 @@
-"""Pages state the numbers of `docs/numbers`: those of results are written whole, others are compared."""
+"""Pages state the numbers of `docs/numbers`: those of results are written whole, others are
+compared."""
 
 import pytest
 
@@ -19,7 +20,10 @@ PAGES = {
         "first_result/steps/together/seconds",
         "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
     ],
-    "docs/audit.md": [f"audit/{name}" for name in ("labels", "identical", "conflicting", "count", "cpu_seconds", "mb")],
+    "docs/audit.md": [
+        f"audit/{name}"
+        for name in ("labels", "identical", "conflicting", "count", "cpu_seconds", "mb")
+    ],
     "docs/evaluation.md": ["evaluation/exact"],
     "docs/export.md": ["phones/table"],
     "docs/generalization.md": ["generalization/table"],
@@ -42,7 +46,9 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("template", sorted(numbers.TEMPLATES.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "template", sorted(numbers.TEMPLATES.glob("*.md")), ids=lambda path: path.stem
+)
 def test_a_page_of_results_is_written_from_its_numbers(template):
     page = numbers.ROOT / "docs" / template.name
     assert page.read_text() == numbers.page(template), "run python -m tools.numbers"

@@ -1,4 +1,5 @@
-"""The Python of README and of every page runs, block after block, on small stand-ins for what it names."""
+"""The Python of README and of every page runs, block after block, on small stand-ins for what it
+names."""
 
 import pkgutil
 import re
@@ -9,10 +10,15 @@ from tests.docs import files, page_stand_ins, stand_ins
 from tests.docs.examples import PAGES, ROOT, blocks
 
 PYTHON = {
-    page.relative_to(ROOT).as_posix(): [block for block in blocks(page) if block.language == "python"] for page in PAGES
+    page.relative_to(ROOT).as_posix(): [
+        block for block in blocks(page) if block.language == "python"
+    ]
+    for page in PAGES
 }
 # test_adding_your_own.py runs the one that writes a module.
-WITH_PYTHON = [name for name, found in PYTHON.items() if found and name != "docs/adding_your_own.md"]
+WITH_PYTHON = [
+    name for name, found in PYTHON.items() if found and name != "docs/adding_your_own.md"
+]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ DOCS = ROOT / "docs"
 def _anchors(page):
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     return {
-        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()) for heading in _HEADING.findall(text)
+        re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+        for heading in _HEADING.findall(text)
     }
 
 
@@ -39,7 +40,11 @@ def test_every_page_is_in_the_navigation():
 
 def test_every_public_package_has_a_page_of_its_reference():
     packages = {
-        *re.findall(r"^    from tfdml import (\w+)", (ROOT / "tfdml" / "__init__.py").read_text(), re.MULTILINE)
+        *re.findall(
+            r"^    from tfdml import (\w+)",
+            (ROOT / "tfdml" / "__init__.py").read_text(),
+            re.MULTILINE,
+        )
     }
     assert packages == {page.stem for page in (DOCS / "api").glob("*.md")} - {"index"}
 
@@ -72,7 +77,16 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch):
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_the_notebook_on_plain_keras_runs_on_other_backends(backend, tmp_path):
     pytest.importorskip(backend, reason=f"{backend} is not installed")
-    code = "from tests.docs.test_site import DOCS, run_notebook; run_notebook(DOCS / 'notebooks' / 'plain_keras.ipynb')"
-    # Threads of PyTorch that wait for each other take many times as long on a machine that does other work.
-    environment = {"KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    code = (
+        "from tests.docs.test_site import DOCS, run_notebook; run_notebook(DOCS / 'notebooks' / "
+        "'plain_keras.ipynb')"
+    )
+    # Threads of PyTorch that wait for each other take many times as long on a machine that does
+    # other work.
+    environment = {
+        "KERAS_BACKEND": backend,
+        "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
     run_python("-c", code, environment=environment, cwd=tmp_path)

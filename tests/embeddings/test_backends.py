@@ -1,4 +1,5 @@
-"""The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same; other files are refused."""
+"""The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same; other
+files are refused."""
 
 import json
 import shutil
@@ -31,7 +32,10 @@ def sources(models):
 def test_the_embedders_own_vectors(form, sources, models):
     dataset = models_on_disk.pictures()
     view = EvaluationTransform(**models_on_disk.VIEW)
-    expected = embed(lambda images: models.embedder(images, training=False), evaluation_batches(dataset, view, 11))
+    expected = embed(
+        lambda images: models.embedder(images, training=False),
+        evaluation_batches(dataset, view, 11),
+    )
     vectors = sources[form].embed(dataset, batch_size=4)
     assert vectors.dtype == np.float32
     np.testing.assert_allclose(vectors, expected, atol=TOLERANCE)
@@ -39,7 +43,9 @@ def test_the_embedders_own_vectors(form, sources, models):
     assert sources[form].view == models_on_disk.VIEW
 
 
-def test_every_form_has_the_fingerprint_of_the_embedder_and_the_checksum_of_its_content(sources, models, tmp_path):
+def test_every_form_has_the_fingerprint_of_the_embedder_and_the_checksum_of_its_content(
+    sources, models, tmp_path
+):
     expected = fingerprint(models.embedder)
     assert {source.fingerprint() for source in sources.values()} == {expected}
     checksums = {source.checksum() for source in sources.values()}
@@ -60,7 +66,9 @@ def test_a_backend_is_cut_to_the_first_dimensions_and_is_another_model(sources, 
     np.testing.assert_array_equal(
         np.concatenate([*cut.stream(dataset.take(range(4, 7)), 4, 4)]), cut.embed(dataset, 4)[4:]
     )
-    rows, readable = (np.concatenate(parts) for parts in zip(*cut.stream_readable(dataset, 4), strict=True))
+    rows, readable = (
+        np.concatenate(parts) for parts in zip(*cut.stream_readable(dataset, 4), strict=True)
+    )
     assert rows.tolist() == list(range(7))
     np.testing.assert_allclose(readable, expected, atol=TOLERANCE)
     assert cut.checksum() != whole.checksum()
@@ -95,7 +103,11 @@ def test_a_file_without_a_card_or_with_that_of_another_model_is_refused(models, 
     shutil.copyfile(models.litert, lone)
     with pytest.raises(UserError, match="copy that of its export"):
         load_backend(lone)
-    for card in ({"view": {**models_on_disk.VIEW, "image_size": 36}}, {"view": {"dimension": 4}}, {}):
+    for card in (
+        {"view": {**models_on_disk.VIEW, "image_size": 36}},
+        {"view": {"dimension": 4}},
+        {},
+    ):
         (tmp_path / "model_card.json").write_text(json.dumps(card))
         with pytest.raises(UserError, match=r"view|head|36 px"):
             load_backend(lone)
@@ -105,7 +117,8 @@ def test_the_newest_version_below_a_folder(models, tmp_path):
     for number in (2, 10):
         shutil.copytree(models.saved_model, tmp_path / str(number))
     assert load_backend(tmp_path).path == tmp_path / "10"
-    # A later version of other formats alone is passed over; where there is nothing else, its files are named.
+    # A later version of other formats alone is passed over; where there is nothing else, its files
+    # are named.
     for folder in (tmp_path / "11", tmp_path / "lite" / "1"):
         shutil.copytree(models.litert.parent, folder / "litert")
     assert load_backend(tmp_path).path == tmp_path / "10"
@@ -117,7 +130,12 @@ def test_what_is_no_model_is_refused(models, tmp_path):
     (tmp_path / "text.tflite").write_text("not a model")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "saved_model.pb").write_text("not a model")
-    for path in (tmp_path / "text.tflite", tmp_path / "broken", tmp_path / "nowhere", models.litert.parent):
+    for path in (
+        tmp_path / "text.tflite",
+        tmp_path / "broken",
+        tmp_path / "nowhere",
+        models.litert.parent,
+    ):
         with pytest.raises(UserError, match=path.name):
             load_backend(path)
 
@@ -132,12 +150,18 @@ def rewrite(source, target, **members):
 
 def test_keras_files_made_to_do_harm(models, tmp_path):
     def layer(module, name, /, **config):
-        return json.dumps({"module": module, "class_name": name, "config": config, "registered_name": name}).encode()
+        return json.dumps(
+            {"module": module, "class_name": name, "config": config, "registered_name": name}
+        ).encode()
 
     crafted = {
         "a layer of another package": layer("keras.layers", "FlaxLayer", module=None),
         "a layer of torch": layer("keras.layers", "TorchModuleWrapper", module="x", name="y"),
-        "code": layer("keras.layers", "Lambda", function={"class_name": "__lambda__", "config": {"code": "4wE="}}),
+        "code": layer(
+            "keras.layers",
+            "Lambda",
+            function={"class_name": "__lambda__", "config": {"code": "4wE="}},
+        ),
         "a function of the system": layer("os", "system", command="touch made"),
         "deep": b'{"a":' * 100_000,
         "another model": layer("keras.layers", "Dense", units=3),
@@ -184,12 +208,20 @@ def test_embeddings_are_averaged_over_views(models, sources):
     averaged = embed_views(backend, dataset, 4)
     total = 0.0
     for view in views_of(backend.transform):
-        images = np.stack([view(tf.constant(dataset.images.picture(row))).numpy() for row in range(7)])
+        images = np.stack(
+            [view(tf.constant(dataset.images.picture(row))).numpy() for row in range(7)]
+        )
         total = total + np.asarray(models.embedder(images), np.float64)
-    np.testing.assert_allclose(averaged, total / np.linalg.norm(total, axis=1, keepdims=True), atol=1e-5)
+    np.testing.assert_allclose(
+        averaged, total / np.linalg.norm(total, axis=1, keepdims=True), atol=1e-5
+    )
     one = embed_views(backend, dataset, 4, flip=False)
     np.testing.assert_allclose(one, backend.embed(dataset, 4), atol=1e-6)
-    for arguments, error in (({"crops": 5}, "no room"), ({"crops": 2}, "1 or 5"), ({"flip": 1}, "true or false")):
+    for arguments, error in (
+        ({"crops": 5}, "no room"),
+        ({"crops": 2}, "1 or 5"),
+        ({"flip": 1}, "true or false"),
+    ):
         with pytest.raises(ValueError, match=error):
             views_of(EvaluationTransform(28, 28), **arguments)
     with pytest.raises(UserError, match="has one view"):

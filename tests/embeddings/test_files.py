@@ -36,11 +36,14 @@ ROLES = ["train"] * 3 + ["query", "gallery", "gallery", "query", "gallery", "gal
 
 def table(count=10, roles=None):
     names = tuple(f'a folder/ä,"{i}".jpg' for i in range(count))
-    return ImageTable(names, np.arange(count) // 2, roles or ["test"] * count, {i: f"class {i}" for i in range(5)})
+    return ImageTable(
+        names, np.arange(count) // 2, roles or ["test"] * count, {i: f"class {i}" for i in range(5)}
+    )
 
 
 def write(folder, identity=IDENTITY, stop_after=None, images=None):
-    """Write the parts of four rows that are missing; stop as a killed process would. How many rows were there."""
+    """Write the parts of four rows that are missing; stop as a killed process would. How many rows
+    were there."""
     target, images = EmbeddingFolder(folder, identity), images or table()
     with target.opened():
         if target.manifest:
@@ -80,12 +83,16 @@ def test_read_back_as_written(tmp_path):
     assert stored.embeddings.dtype == np.float32
     assert stored.roles.tolist() == ROLES
     assert stored.names == table().names
-    np.testing.assert_array_equal(read_embeddings(tmp_path / "x" / "manifest.json").embeddings, EMBEDDINGS)
+    np.testing.assert_array_equal(
+        read_embeddings(tmp_path / "x" / "manifest.json").embeddings, EMBEDDINGS
+    )
     manifest = json.loads((tmp_path / "x" / "manifest.json").read_text())
     assert (manifest["count"], manifest["dimension"], manifest["bad_images"]) == (10, 3, 0)
     assert manifest["identity"] == IDENTITY
     assert manifest["view"] == {"resize": 40}
-    assert set(manifest["files"]) == {path.name for path in (tmp_path / "x").iterdir()} - {"manifest.json"}
+    assert set(manifest["files"]) == {path.name for path in (tmp_path / "x").iterdir()} - {
+        "manifest.json"
+    }
     assert [about["rows"] for _, about in sorted(manifest["files"].items())] == [4, 4, 2]
     for name, about in manifest["files"].items():
         assert about["sha256"] == files.files.sha256_of(tmp_path / "x" / name)
@@ -135,7 +142,9 @@ def flipped(whole):
     return whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]
 
 
-@pytest.mark.parametrize("damage", [None, lambda whole: b"", lambda whole: bytes([whole[0], *whole[2:], 0]), flipped])
+@pytest.mark.parametrize(
+    "damage", [None, lambda whole: b"", lambda whole: bytes([whole[0], *whole[2:], 0]), flipped]
+)
 def test_a_part_that_is_gone_or_damaged_is_written_again(damage, tmp_path):
     write(tmp_path / "whole")
     write(tmp_path / "broken", stop_after=2)
@@ -154,7 +163,9 @@ def test_another_identity_or_writer_is_refused_and_nothing_changes(tmp_path):
     before = content(tmp_path / "x")
     with EmbeddingFolder(tmp_path / "x", IDENTITY).opened():
         refused(lambda: write(tmp_path / "x"), "another process is writing")
-    refused(lambda: write(tmp_path / "x", {**IDENTITY, "model": "sha256:cc"}), "model was sha256:aa")
+    refused(
+        lambda: write(tmp_path / "x", {**IDENTITY, "model": "sha256:cc"}), "model was sha256:aa"
+    )
     assert content(tmp_path / "x") == before
     write(tmp_path / "x")
     refused(lambda: write(tmp_path / "x", {**IDENTITY, "data": "other"}), "data was")
@@ -164,7 +175,10 @@ def test_a_folder_in_an_object_store():
     path = "memory://embeddings/x"
     assert write(path, stop_after=1) == 0
     assert write(path) == 4
-    assert files.files.listing(path) == ["manifest.json", *(f"part-00000{i}.parquet" for i in range(3))]
+    assert files.files.listing(path) == [
+        "manifest.json",
+        *(f"part-00000{i}.parquet" for i in range(3)),
+    ]
 
 
 def test_foreign_folders_are_refused(tmp_path):
@@ -186,32 +200,62 @@ def test_values_that_are_no_embeddings_and_parts_that_are_missing_are_refused(tm
     broken[1, 2] = np.nan
     with folder.opened():
         refused(lambda: folder.write_part(0, columns, broken), '"5".jpg holds NaN')
-        refused(lambda: folder.write_part(0, {**columns, "path": ["a\udcff.jpg"] * 4}, broken), "rename the file")
+        refused(
+            lambda: folder.write_part(0, {**columns, "path": ["a\udcff.jpg"] * 4}, broken),
+            "rename the file",
+        )
         folder.write_part(1, columns, EMBEDDINGS[4:8])
         refused(lambda: folder.finish(10), "4 embeddings of 10")
 
 
 def test_groups_are_kept_and_ignored(tmp_path):
     """Of the split that has them; as integers or text; an image without one shares none."""
-    labels, cameras = np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2]), np.array([5, 5, 7, 5, 7, 7, 9, -1, -1, 5])
+    labels, cameras = (
+        np.array([0, 0, 0, 1, 1, 1, 2, 2, 2, 2]),
+        np.array([5, 5, 7, 5, 7, 7, 9, -1, -1, 5]),
+    )
     data = ImageDataset(images=np.zeros((10, 4, 4, 3), np.uint8), labels=labels, groups=cameras)
     train = ImageDataset("images", "train", np.zeros((2, 4, 4, 3), np.uint8), [8, 8])
     options = {"ks": [1, 2], "metrics": ["recall", "map@r", "map"]}
     expected = evaluate_dataset(EMBEDDINGS, data, **options)
-    assert expected != evaluate_dataset(EMBEDDINGS, dataclasses.replace(data, groups=None), **options)
-    write_folder(tmp_path / "x", {}, ImageTable.of([train, data]), np.concatenate([EMBEDDINGS[:2], EMBEDDINGS]))
+    assert expected != evaluate_dataset(
+        EMBEDDINGS, dataclasses.replace(data, groups=None), **options
+    )
+    write_folder(
+        tmp_path / "x",
+        {},
+        ImageTable.of([train, data]),
+        np.concatenate([EMBEDDINGS[:2], EMBEDDINGS]),
+    )
     whole = pq.read_table(sorted((tmp_path / "x").glob("*.parquet")))
     assert whole["group"].to_pylist() == [None, None, *cameras.tolist()]
     stored = read_embeddings(tmp_path / "x")
     assert stored.split("train").groups is None
     test = stored.split("test")
     assert evaluate_dataset(test.embeddings, test, **options) == expected
-    text = {"embedding": list(EMBEDDINGS), "label": labels, "group": [f"camera {i}" for i in cameras]}
+    text = {
+        "embedding": list(EMBEDDINGS),
+        "label": labels,
+        "group": [f"camera {i}" for i in cameras],
+    }
     pq.write_table(pa.table(text), tmp_path / "text.parquet")
     named = read_embeddings(tmp_path / "text.parquet")
     assert evaluate_dataset(named.embeddings, named, **options) == expected
-    pq.write_table(pa.table({**text, "group": [None, 1, 1, 1, 1, 2, 2, 2, 2, None]}), tmp_path / "some.parquet")
-    assert read_embeddings(tmp_path / "some.parquet").groups.tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1, -10]
+    pq.write_table(
+        pa.table({**text, "group": [None, 1, 1, 1, 1, 2, 2, 2, 2, None]}), tmp_path / "some.parquet"
+    )
+    assert read_embeddings(tmp_path / "some.parquet").groups.tolist() == [
+        -1,
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        -10,
+    ]
 
 
 def test_large_and_plain_arrays_are_memory_mapped(tmp_path, monkeypatch):
@@ -229,8 +273,13 @@ def test_large_and_plain_arrays_are_memory_mapped(tmp_path, monkeypatch):
 
 def test_splits_in_any_order_have_their_rows():
     roles = np.array(["gallery", "train", "query", "train", "gallery"])
-    stored = StoredEmbeddings(tuple("abcde"), np.arange(5), roles, source="x", embeddings=np.arange(5.0)[:, None])
-    for name, rows, is_query in (("train", [1, 3], None), ("test", [0, 2, 4], [False, True, False])):
+    stored = StoredEmbeddings(
+        tuple("abcde"), np.arange(5), roles, source="x", embeddings=np.arange(5.0)[:, None]
+    )
+    for name, rows, is_query in (
+        ("train", [1, 3], None),
+        ("test", [0, 2, 4], [False, True, False]),
+    ):
         part = stored.split(name)
         assert part.embeddings[:, 0].tolist() == part.labels.tolist() == rows
         assert part.names == tuple("abcde"[row] for row in rows)
@@ -241,7 +290,12 @@ def test_splits_in_any_order_have_their_rows():
 def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path):
     """Two files that number their classes each from 0; and one that has names alone, in float64."""
     for number, names in enumerate((["bus", "coupe", "bus"], ["pizza", "bus", "pizza"])):
-        columns = {"id": range(3), "path": [f"{number}/{row}" for row in range(3)], "label": [0, 1, 0], "class": names}
+        columns = {
+            "id": range(3),
+            "path": [f"{number}/{row}" for row in range(3)],
+            "label": [0, 1, 0],
+            "class": names,
+        }
         write_file(tmp_path / f"{number}.parquet", table_of(columns, np.eye(3, dtype=np.float32)))
     stored = read_embeddings(tmp_path)
     assert stored.classes.tolist() == ["bus", "coupe", "bus", "pizza", "bus", "pizza"]
@@ -249,7 +303,9 @@ def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path)
     one = read_embeddings(tmp_path / "1.parquet")
     assert (one.labels.tolist(), one.class_names) == ([0, 1, 0], {0: "pizza", 1: "bus"})
     assert stored.names == ("0/0", "0/1", "0/2", "1/0", "1/1", "1/2")
-    pq.write_table(pa.table({"embedding": [[1.0], [0.1]], "label": ["x", "a"]}), tmp_path / "names.parquet")
+    pq.write_table(
+        pa.table({"embedding": [[1.0], [0.1]], "label": ["x", "a"]}), tmp_path / "names.parquet"
+    )
     plain = read_embeddings(tmp_path / "names.parquet")
     assert (plain.classes.tolist(), plain.roles, plain.names) == (["x", "a"], None, ("0", "1"))
     np.testing.assert_array_equal(plain.embeddings, np.float32([[1.0], [0.1]]))
@@ -318,7 +374,9 @@ def test_folders_that_are_not_what_their_manifest_says(values, says, tmp_path):
 
 def test_names_are_relative_to_the_data(tmp_path):
     paths = (str(tmp_path / "a" / "1.jpg"), str(tmp_path / "b" / "2.jpg"), "/elsewhere/3.jpg")
-    query = ImageDataset("x", "test", FileImages(paths), [0, 1, 1], {0: "a", 1: "b"}, is_query=[True, False, True])
+    query = ImageDataset(
+        "x", "test", FileImages(paths), [0, 1, 1], {0: "a", 1: "b"}, is_query=[True, False, True]
+    )
     train = ImageDataset("x", "train", FileImages(paths[:1]), [7], {7: "seven"})
     for directory in (tmp_path, str(tmp_path) + "/", tmp_path / "list.csv"):
         images = ImageTable.of([train, query], directory)
@@ -328,4 +386,7 @@ def test_names_are_relative_to_the_data(tmp_path):
     assert images.class_names == {7: "seven", 0: "a", 1: "b"}
     assert ImageTable.of([train, query]).names[0] == paths[0]
     other = dataclasses.replace(train, class_names={7: "pizza"})
-    refused(lambda: ImageTable.of([train, other]), "class id 7 is seven in one split and pizza in another")
+    refused(
+        lambda: ImageTable.of([train, other]),
+        "class id 7 is seven in one split and pizza in another",
+    )

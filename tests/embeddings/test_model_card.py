@@ -1,4 +1,5 @@
-"""Model cards: damaged files and impossible views are refused, and files are compared with their checksums."""
+"""Model cards: damaged files and impossible views are refused, and files are compared with their
+checksums."""
 
 import json
 import shutil
@@ -28,16 +29,22 @@ def test_a_flipped_bit_is_seen_in_what_is_loaded_alone(name, models, tmp_path):
         "keras": [version / "embedder.keras"],
     }
     artifacts = {kind: describe_files(version, paths) for kind, paths in parts.items()}
-    (version / "model_card.json").write_text(json.dumps({"view": models_on_disk.VIEW, "artifacts": artifacts}))
+    (version / "model_card.json").write_text(
+        json.dumps({"view": models_on_disk.VIEW, "artifacts": artifacts})
+    )
     flip(version / ("embedder.keras" if name != "embedder.keras" else "saved_model.pb"))
     compare_with_card(version / name)
     flip(version / (name or "variables/variables.index"))
-    with pytest.raises(UserError, match=r"is damaged: its SHA-256 is not that in .*model_card\.json") as error:
+    with pytest.raises(
+        UserError, match=r"is damaged: its SHA-256 is not that in .*model_card\.json"
+    ) as error:
         load_backend(version / name)
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("view", [{"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"}, [40, 32, "pad"]])
+@pytest.mark.parametrize(
+    "view", [{"resize": 60_000, "image_size": 60_000, "resize_mode": "shorter"}, [40, 32, "pad"]]
+)
 def test_a_view_that_cannot_be_is_refused(view, tmp_path):
     path = tmp_path / "model_card.json"
     path.write_text(json.dumps({"view": view}))

@@ -2,7 +2,17 @@
 
 import numpy as np
 
-METRICS = ("recall@1", "recall@4", "precision@1", "precision@3", "map@3", "map@r", "r_precision", "map", "minp")
+METRICS = (
+    "recall@1",
+    "recall@4",
+    "precision@1",
+    "precision@3",
+    "map@3",
+    "map@r",
+    "r_precision",
+    "map",
+    "minp",
+)
 METRICS += ("mrr",)
 
 
@@ -34,14 +44,16 @@ def slow_metrics(hits):
 
 
 def ranked_hits(points, query, gallery, relevant, leave_out=lambda row: False):
-    """Whether the nearest row of the gallery, the second nearest ... is relevant; equal distances by row."""
+    """Whether the nearest row of the gallery, the second nearest ... is relevant; equal distances
+    by row."""
     rows = [row for row in range(len(gallery)) if not leave_out(row)]
     rows.sort(key=lambda row: (((gallery[row] - points[query]) ** 2).sum(), row))
     return [bool(relevant(query, row)) for row in rows]
 
 
 def slow(points, gallery, relevant, ignored=lambda query, row: False, own=lambda query: None):
-    """The metrics of every query; `relevant` and `ignored` are functions of a query and a gallery row."""
+    """The metrics of every query; `relevant` and `ignored` are functions of a query and a gallery
+    row."""
     points, gallery = np.asarray(points, np.float64), np.asarray(gallery, np.float64)
     values = []
     for query in range(len(points)):

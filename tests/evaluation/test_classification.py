@@ -1,4 +1,5 @@
-"""Classifiers over a gallery, searches by queries of known and of unknown classes, and thresholds for them."""
+"""Classifiers over a gallery, searches by queries of known and of unknown classes, and thresholds
+for them."""
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ def blobs(seed, classes, images, spread=0.4, dim=6):
     rng = np.random.default_rng(seed)
     labels = np.repeat(classes, images)
     centers = np.random.default_rng(99).normal(size=(40, dim))
-    return (centers[labels] + spread * rng.normal(size=(len(labels), dim))).astype("float32"), labels
+    return (centers[labels] + spread * rng.normal(size=(len(labels), dim))).astype(
+        "float32"
+    ), labels
 
 
 @pytest.mark.parametrize("weights", ["uniform", "distance"])
@@ -28,21 +31,29 @@ def test_votes_equal_those_of_scikit_learn(weights, k):
     gallery, labels = blobs(0, range(8), 6, spread=1.2)
     queries, _ = blobs(1, range(8), 9, spread=1.2)
     theirs = KNeighborsClassifier(k, weights=weights).fit(gallery, labels)
-    ours = KNNClassifier(gallery, labels, k=k, weights=weights, distance="euclidean").classify(queries)
+    ours = KNNClassifier(gallery, labels, k=k, weights=weights, distance="euclidean").classify(
+        queries
+    )
     shares = theirs.predict_proba(queries)
     np.testing.assert_allclose(ours.confidences, shares.max(axis=1), rtol=1e-5)
     alone = np.sum(np.isclose(shares, shares.max(axis=1, keepdims=True)), axis=1) == 1
     assert alone.sum() > 30
     np.testing.assert_array_equal(ours.closed[alone], theirs.predict(queries)[alone])
     centers = CentroidClassifier(gallery, labels, distance="euclidean").classify(queries)
-    np.testing.assert_array_equal(centers.labels, NearestCentroid().fit(gallery, labels).predict(queries))
+    np.testing.assert_array_equal(
+        centers.labels, NearestCentroid().fit(gallery, labels).predict(queries)
+    )
 
 
 def test_softmax_weights_equal_the_formula():
-    """exp(-distance / T) is exp(similarity / T) but for a factor, as in the k-NN evaluation of DINO."""
+    """exp(-distance / T) is exp(similarity / T) but for a factor, as in the k-NN evaluation of
+    DINO."""
     gallery, labels = blobs(0, range(5), 4, spread=1.5)
     query = blobs(3, [2], 1)[0]
-    unit = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in (gallery.astype(float), query.astype(float))]
+    unit = [
+        x / np.linalg.norm(x, axis=1, keepdims=True)
+        for x in (gallery.astype(float), query.astype(float))
+    ]
     distances = 1 - unit[1] @ unit[0].T
     nearest = np.argsort(distances[0])[:7]
     weights = np.exp((1 - distances[0][nearest]) / 0.2)
@@ -59,9 +70,13 @@ def test_a_class_is_added_by_its_images():
         assert 9 not in classifier.classify(new).labels
         classifier.add(new[:2], [9, 9])
         # The same as a gallery that has had these rows from the beginning.
-        again = type(classifier)(np.concatenate([gallery, new[:2]]), np.append(labels, [9, 9])).classify(gallery)
+        again = type(classifier)(
+            np.concatenate([gallery, new[:2]]), np.append(labels, [9, 9])
+        ).classify(gallery)
         for name in ("labels", "distances", "confidences"):
-            np.testing.assert_array_equal(getattr(classifier.classify(gallery), name), getattr(again, name))
+            np.testing.assert_array_equal(
+                getattr(classifier.classify(gallery), name), getattr(again, name)
+            )
         assert classifier.classify(new[2:]).labels.tolist() == [9, 9, 9]
         assert classifier.classes.tolist() == [0, 1, 2, 3, 9]
 
@@ -70,14 +85,21 @@ def test_beyond_the_threshold_is_unknown():
     gallery, labels = blobs(0, range(4), 5, 0.15)
     held_out, held_out_labels = blobs(5, range(20, 32), 8, 0.15)
     calibration = calibrate(
-        held_out, held_out_labels, fpir=0.05, gallery=gallery, gallery_labels=labels, distance="cosine"
+        held_out,
+        held_out_labels,
+        fpir=0.05,
+        gallery=gallery,
+        gallery_labels=labels,
+        distance="cosine",
     )
     classifier = KNNClassifier(gallery, labels, distance="cosine", threshold=calibration)
     assert classifier.threshold == calibration.threshold
     known, known_labels = blobs(1, range(4), 9, 0.15)
     unknown, unknown_labels = blobs(2, range(8, 14), 9, 0.15)
     found = classifier.classify(np.concatenate([known, unknown]))
-    assert (found.labels == classifier.unknown).tolist() == (found.distances > calibration.threshold).tolist()
+    assert (found.labels == classifier.unknown).tolist() == (
+        found.distances > calibration.threshold
+    ).tolist()
     assert np.mean(found.labels[: len(known)] == known_labels) > 0.9
     assert np.mean(found.labels[len(known) :] == -1) > 0.8
     np.testing.assert_array_equal(found.closed[: len(known)], known_labels)
@@ -105,9 +127,15 @@ def by_hand(right, distances, unknown):
     thresholds = [-np.inf, *np.unique(np.concatenate([distances, unknown]))]
     correct = [np.mean(right & (distances <= t)) for t in thresholds]
     accepted = [np.mean(unknown <= t) for t in thresholds]
-    area = sum((accepted[i + 1] - accepted[i]) * (correct[i + 1] + correct[i]) / 2 for i in range(len(thresholds) - 1))
+    area = sum(
+        (accepted[i + 1] - accepted[i]) * (correct[i + 1] + correct[i]) / 2
+        for i in range(len(thresholds) - 1)
+    )
     auroc = np.mean([(d < u) + (d == u) / 2 for d in distances for u in unknown])
-    fnir = {x: min(1 - c for c, a in zip(correct, accepted, strict=True) if a <= x) for x in (0.01, 0.1, 0.5)}
+    fnir = {
+        x: min(1 - c for c, a in zip(correct, accepted, strict=True) if a <= x)
+        for x in (0.01, 0.1, 0.5)
+    }
     return auroc, area, fnir
 
 
@@ -145,7 +173,10 @@ def test_open_set_measures_equal_a_walk_through_all_thresholds(ties):
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "two classes"),
         (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "copy"),
         (lambda: identification_rates([[0.0], [1.0]], [1, 2], np.nan), "threshold"),
-        (lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]), "labels"),
+        (
+            lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]),
+            "labels",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(act, message):
@@ -170,22 +201,31 @@ def images(seed, num_classes, per_class, dim=8, spread=0.5):
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(num_classes), per_class)
     widths = spread * rng.uniform(0.3, 1.2, num_classes)[labels, None]
-    points = rng.normal(size=(num_classes, dim))[labels] + widths * rng.normal(size=(len(labels), dim))
+    points = rng.normal(size=(num_classes, dim))[labels] + widths * rng.normal(
+        size=(len(labels), dim)
+    )
     return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype("float32"), labels
 
 
 def searches_by_hand(queries, labels, gallery, gallery_labels, distance, own=None):
-    """Of each query, in float64: the distance to other classes, that to all, whether it is right, and known."""
+    """Of each query, in float64: the distance to other classes, that to all, whether it is right,
+    and known."""
     rows = []
     for i, (x, label) in enumerate(zip(queries.astype(np.float64), labels, strict=True)):
         far = []
-        for j, (y, other) in enumerate(zip(gallery.astype(np.float64), gallery_labels, strict=True)):
+        for j, (y, other) in enumerate(
+            zip(gallery.astype(np.float64), gallery_labels, strict=True)
+        ):
             if own is not None and own[i] == j:
                 continue
             cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
-            value = {"euclidean": np.linalg.norm(x - y), "cosine": 1 - cosine, "dot": -(x @ y)}[distance]
+            value = {"euclidean": np.linalg.norm(x - y), "cosine": 1 - cosine, "dot": -(x @ y)}[
+                distance
+            ]
             far.append((value, other == label))
-        rows.append((min(d for d, same in far if not same), *min(far), any(same for _, same in far)))
+        rows.append(
+            (min(d for d, same in far if not same), *min(far), any(same for _, same in far))
+        )
     return [np.array(column) for column in zip(*rows, strict=True)]
 
 
@@ -202,13 +242,17 @@ def test_rates_are_those_of_searches_by_hand(distance, within):
         # The first twelve classes are those of the gallery.
         queries[:48] = x[np.searchsorted(labels, query_labels[:48])] + 0.2 * queries[:48]
         own, sides = None, {"gallery": x, "gallery_labels": labels}
-    unknown, nearest, right, known = searches_by_hand(queries, query_labels, x, labels, distance, own)
+    unknown, nearest, right, known = searches_by_hand(
+        queries, query_labels, x, labels, distance, own
+    )
     calibration = calibrate(queries, query_labels, fpir=0.1, distance=distance, **sides)
     t = calibration.threshold
     # The largest: with the next query, and those as far away, there would be too many.
     beyond = np.sort(unknown)[int(0.1 * len(unknown))]
     assert t == pytest.approx(beyond, abs=1e-5)
-    assert calibration.rates["fpir"].mean == pytest.approx(np.mean(unknown < beyond - 1e-5), abs=1e-12)
+    assert calibration.rates["fpir"].mean == pytest.approx(
+        np.mean(unknown < beyond - 1e-5), abs=1e-12
+    )
     assert calibration.rates["tpir"].mean == pytest.approx(np.mean((right & (nearest <= t))[known]))
     assert (calibration.num_images, calibration.num_classes) == (len(x), 12)
     assert (calibration.kind, calibration.rate, calibration.distance) == ("fpir", 0.1, distance)
@@ -222,7 +266,10 @@ def test_rates_are_those_of_searches_by_hand(distance, within):
 
 def test_a_distance_at_the_threshold_is_accepted():
     x, labels = [[0.0], [1.0], [5.0], [7.0]], [0, 0, 1, 1]
-    fpirs = [identification_rates(x, labels, threshold)["fpir"].mean for threshold in (3.9, 4.0, 5.0, 6.0)]
+    fpirs = [
+        identification_rates(x, labels, threshold)["fpir"].mean
+        for threshold in (3.9, 4.0, 5.0, 6.0)
+    ]
     assert fpirs == [0, 0.5, 0.75, 1]
 
 
@@ -237,4 +284,6 @@ def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one
     mutual = sum(found[a][b] * found[b][a] for a in range(14) for b in range(14))
     assert mutual > 0
     expected = np.sqrt((np.square(left).sum() + mutual) * 14 / 13) / len(x)
-    assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(expected)
+    assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(
+        expected
+    )

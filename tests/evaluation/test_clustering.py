@@ -35,7 +35,9 @@ def test_ami_and_nmi_are_those_of_scikit_learn(images, classes):
     clusters = np.where(rng.random(images) < 0.5, labels, rng.integers(0, classes, images))
     found = clustering_agreement(labels, clusters, ["nmi", "ami"])
     assert found["ami"] == pytest.approx(sk.adjusted_mutual_info_score(labels, clusters), abs=1e-10)
-    assert found["nmi"] == pytest.approx(sk.normalized_mutual_info_score(labels, clusters), abs=1e-10)
+    assert found["nmi"] == pytest.approx(
+        sk.normalized_mutual_info_score(labels, clusters), abs=1e-10
+    )
 
 
 def blobs(classes=6, per_class=15, noise=0.05):
@@ -53,7 +55,9 @@ def test_clusters_are_those_of_faiss(duplicates):
     clusters = kmeans(points, 24, iterations=7, seed=3)
     scaled = np.asarray(points, np.float32) - points.mean(axis=0).astype(np.float32)
     scaled /= np.abs(scaled).max()
-    model = faiss.Kmeans(points.shape[1], 24, niter=7, seed=3, min_points_per_centroid=1, max_points_per_centroid=200)
+    model = faiss.Kmeans(
+        points.shape[1], 24, niter=7, seed=3, min_points_per_centroid=1, max_points_per_centroid=200
+    )
     model.train(scaled)
     np.testing.assert_array_equal(clusters, model.index.search(scaled, 1)[1][:, 0])
 

@@ -47,7 +47,10 @@ def test_other_queries_classes_or_images_are_not_compared():
 
 def test_models_are_compared_over_classes_and_seeds():
     rng = np.random.default_rng(0)
-    sides = [[QueryValues.of(pages.made(LABELS), values(**{"map@r": rng.random(12)})) for _ in range(3)] for _ in "ab"]
+    sides = [
+        [QueryValues.of(pages.made(LABELS), values(**{"map@r": rng.random(12)})) for _ in range(3)]
+        for _ in "ab"
+    ]
     found = compare_queries(*sides)
     columns = [[run.values for run in side] for side in sides]
     assert found.classes == paired_differences(*columns, LABELS)

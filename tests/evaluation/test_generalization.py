@@ -24,7 +24,8 @@ def groups(seed, classes, per_class, noise, shift=0.0, dim=6):
 
 
 def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
-    """Errors of scikit-learn's 1-NN classifiers, for the splits given as masks over seen and unseen images."""
+    """Errors of scikit-learn's 1-NN classifiers, for the splits given as masks over seen and unseen
+    images."""
     points = np.concatenate([seen, unseen]).astype(np.float64)
     sides = np.repeat([0, 1], [len(seen), len(unseen)])
     classes = np.concatenate([seen_labels, unseen_labels]) + 1000 * sides
@@ -34,7 +35,9 @@ def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
         domain = KNeighborsClassifier(1, algorithm="brute").fit(points[labeled], sides[labeled])
         wrong = {"class": [[], []], "side": [[], []]}
         rest = np.flatnonzero(~labeled)
-        for i, c, side in zip(rest, joint.predict(points[rest]), domain.predict(points[rest]), strict=True):
+        for i, c, side in zip(
+            rest, joint.predict(points[rest]), domain.predict(points[rest]), strict=True
+        ):
             wrong["class"][sides[i]].append(c != classes[i])
             wrong["side"][sides[i]].append(side != sides[i])
         lambdas.append(np.mean(wrong["class"][0]) + np.mean(wrong["class"][1]))
@@ -45,7 +48,9 @@ def divergence_by_hand(seen, seen_labels, unseen, unseen_labels, splits):
 @pytest.mark.parametrize("labeled", [0.15, 0.5, 0.9])
 def test_errors_are_those_of_nearest_neighbor_classifiers(labeled, monkeypatch):
     splits, split = [], generalization._split
-    monkeypatch.setattr(generalization, "_split", lambda *arguments: splits.append(split(*arguments)) or splits[-1])
+    monkeypatch.setattr(
+        generalization, "_split", lambda *arguments: splits.append(split(*arguments)) or splits[-1]
+    )
     seen, unseen = groups(0, 7, 8, 0.5), groups(1, 5, 12, 0.7, shift=0.5)
     figures = evaluate_divergence(*seen, *unseen, labeled=labeled, repeats=3, seed=5)
     lambdas, divergences = divergence_by_hand(*seen, *unseen, splits)
@@ -58,10 +63,15 @@ def test_errors_are_those_of_nearest_neighbor_classifiers(labeled, monkeypatch):
         assert figures[name] == pytest.approx(values.mean())
         low, high = stats.t.interval(0.95, 2, values.mean(), stats.sem(values))
         assert figures[f"{name}_ci95"] == pytest.approx((high - low) / 2)
-    assert figures["joint_error_seen"] + figures["joint_error_unseen"] == pytest.approx(figures["lambda"])
+    assert figures["joint_error_seen"] + figures["joint_error_unseen"] == pytest.approx(
+        figures["lambda"]
+    )
     assert figures["domain_error"] == pytest.approx(1 - divergences.mean())
     assert figures["proxy_a_distance"] == pytest.approx(2 * (1 - 2 * (1 - divergences.mean())))
-    assert (figures["held_out_seen"], figures["held_out_unseen"]) == ((~splits[0][:56]).sum(), (~splits[0][56:]).sum())
+    assert (figures["held_out_seen"], figures["held_out_unseen"]) == (
+        (~splits[0][:56]).sum(),
+        (~splits[0][56:]).sum(),
+    )
 
 
 def test_all_that_applies_is_there_under_its_name_and_no_more():

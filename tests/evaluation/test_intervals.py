@@ -5,7 +5,12 @@ import pytest
 from scipy import stats
 
 from tfdml.errors import UserError
-from tfdml.evaluation import confidence_intervals, paired_differences, seed_difference, student_interval
+from tfdml.evaluation import (
+    confidence_intervals,
+    paired_differences,
+    seed_difference,
+    student_interval,
+)
 from tfdml.evaluation.intervals import rate_interval
 
 
@@ -29,7 +34,10 @@ def reference(per_query, labels, over, resamples, level, seed):
         for share in ((1 - level) / 2, (1 + level) / 2):
             place = share * (resamples - 1)  # between two order statistics, by how far
             below = int(place)
-            ends.append(values[below] + (place - below) * (values[min(below + 1, resamples - 1)] - values[below]))
+            ends.append(
+                values[below]
+                + (place - below) * (values[min(below + 1, resamples - 1)] - values[below])
+            )
         center = sum(values) / resamples
         error = (sum((v - center) ** 2 for v in values) / (resamples - 1)) ** 0.5
         result[name] = (sum(per_query[name][i] for i in keep) / len(keep), *ends, error)
@@ -75,7 +83,10 @@ def test_what_has_no_interval_is_refused_and_one_over_one_class_says_so():
 def test_differences_are_those_of_the_means_over_seeds(seeds):
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 9, 70) * 2**33
-    sides = [[{"recall@1": rng.random(70).round(), "map@r": rng.random(70)} for _ in range(count)] for count in seeds]
+    sides = [
+        [{"recall@1": rng.random(70).round(), "map@r": rng.random(70)} for _ in range(count)]
+        for count in seeds
+    ]
     for run in sides[0] + sides[1]:
         for column in run.values():
             column[[3, 40]] = np.nan
@@ -94,5 +105,7 @@ def test_intervals_over_seeds_are_those_of_scipy():
     theirs = stats.ttest_ind(first, second, equal_var=False).confidence_interval()
     np.testing.assert_allclose(found[1:3], theirs, rtol=1e-10)
     one = student_interval(first, level=0.9)
-    np.testing.assert_allclose(one[1:3], stats.t.interval(0.9, 2, np.mean(first), stats.sem(first)), rtol=1e-10)
+    np.testing.assert_allclose(
+        one[1:3], stats.t.interval(0.9, 2, np.mean(first), stats.sem(first)), rtol=1e-10
+    )
     assert seed_difference([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25, 0.0)

@@ -35,8 +35,16 @@ def test_metrics_of_a_user_are_measured_as_ours():
 
     metric("first", "ranking")(lambda ranks: 1 / ranks[0])
     metric("pure", "clusters")(METRICS["nmi"].compute)
-    pairs = {"hits@3": "precision@3", "near@2": "recall@2", "mine": "map@r", "first": "mrr", "pure": "nmi"}
-    found = evaluate_retrieval(POINTS, LABELS, metrics=[*pairs, *pairs.values()], intervals="classes")
+    pairs = {
+        "hits@3": "precision@3",
+        "near@2": "recall@2",
+        "mine": "map@r",
+        "first": "mrr",
+        "pure": "nmi",
+    }
+    found = evaluate_retrieval(
+        POINTS, LABELS, metrics=[*pairs, *pairs.values()], intervals="classes"
+    )
     assert all(found[name] == found[same] for name, same in pairs.items())
     assert found["intervals"]["hits@3"] == found["intervals"]["precision@3"]
     values = retrieval_per_query(POINTS, LABELS, metrics=["hits@3", "precision@3"])

@@ -1,4 +1,5 @@
-"""The values of each query: NaN where there is nothing to find, whole rankings, and neighbors of another search."""
+"""The values of each query: NaN where there is nothing to find, whole rankings, and neighbors of
+another search."""
 
 import numpy as np
 import pytest
@@ -12,18 +13,22 @@ from tfdml.retrieval import nearest_neighbors
 def made(classes=7, per_class=9, spread=0.8, seed=0):
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.repeat(np.arange(classes), per_class))
-    return rng.normal(size=(classes, 5))[labels] + spread * rng.normal(size=(len(labels), 5)), labels
+    return rng.normal(size=(classes, 5))[labels] + spread * rng.normal(
+        size=(len(labels), 5)
+    ), labels
 
 
 def hits_of(points, labels, query):
-    """Whether the nearest, the second nearest ... of the others shares the query's class, in float64."""
+    """Whether the nearest, the second nearest ... of the others shares the query's class, in
+    float64."""
     same = lambda query, row: labels[row] == labels[query]  # noqa: E731
     return ranked_hits(points, query, points, same, lambda row: row == query)
 
 
 @pytest.mark.parametrize("counted", [0, 64])
 def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
-    """A product may give copies results that differ in the last bit, by where their columns stand."""
+    """A product may give copies results that differ in the last bit, by where their columns
+    stand."""
     monkeypatch.setattr(retrieval, "_COUNTED", counted)
     rng = np.random.default_rng(1)
     which = rng.integers(0, 23, 301)
@@ -35,7 +40,9 @@ def test_full_ranking_orders_copies_by_row(counted, monkeypatch):
     found = retrieval_per_query(points, labels, metrics=["map"], memory_budget=100_000)["map"]
     for query in range(0, 301, 3):
         hits = np.array(hits_of(distinct[which].astype(np.float64), labels, query))
-        assert found[query] == pytest.approx(np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits))))
+        assert found[query] == pytest.approx(
+            np.mean(np.arange(1, hits.sum() + 1) / (1 + np.flatnonzero(hits)))
+        )
 
 
 def test_neighbors_of_another_search_are_measured():
@@ -57,7 +64,11 @@ def test_neighbors_of_another_search_are_measured():
         ("map", rows, "map ranks the whole gallery"),
         ("map@r", rows[:, :7], r"k at least 8 for these metrics; got int64 \(63, 7\)"),
         ("map@r", np.maximum(rows, 0), "have a gallery row twice"),
-        ("recall@1", np.arange(63)[:, None], "query 0 have a gallery row twice, or the query itself"),
+        (
+            "recall@1",
+            np.arange(63)[:, None],
+            "query 0 have a gallery row twice, or the query itself",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             retrieval_per_query(points, labels, metrics=[wrong], neighbors=changes)

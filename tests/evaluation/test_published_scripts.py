@@ -1,4 +1,5 @@
-"""Graded relevance and re-identification, against slow references and against scripts that others have published."""
+"""Graded relevance and re-identification, against slow references and against scripts that others
+have published."""
 
 import os
 import subprocess
@@ -16,8 +17,9 @@ from tfdml.evaluation.metrics import (
 )
 
 TINY = 1e-9
-# What a script imports and does not need for its metrics is replaced by a stand-in, and names that NumPy has dropped
-# since are given back. A single-precision cast of the script becomes a double-precision one.
+# What a script imports and does not need for its metrics is replaced by a stand-in, and names that
+# NumPy has dropped since are given back. A single-precision cast of the script becomes a
+# double-precision one.
 _PRELUDE = """
 import importlib.abc, importlib.machinery, importlib.util, sys, unittest.mock
 import numpy as np
@@ -59,10 +61,14 @@ def run_peer(script, code, folder, stand_ins=(), **given):
     if not peers or not (path := Path(peers).resolve() / script).is_file():
         pytest.skip(f"no {script}: set TFDML_PEERS to a folder with the peers' repositories")
     np.savez(folder / "given.npz", **given)
-    prelude = _PRELUDE.format(script=str(path), folder=str(folder), stand_ins=set(stand_ins) or "()")
+    prelude = _PRELUDE.format(
+        script=str(path), folder=str(folder), stand_ins=set(stand_ins) or "()"
+    )
     program = f"{prelude}\n{code}\nnp.savez({str(folder)!r} + '/result.npz', **result)"
     environment = {**os.environ, "PYTHONPATH": str(Path(peers).resolve() / "site")}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, cwd=folder, capture_output=True, text=True
+    )
     if "No module named 'torch'" in done.stderr:
         pytest.skip("PyTorch is not installed, here or in the folder `site` of TFDML_PEERS")
     assert done.returncode == 0, done.stderr[-2000:]
@@ -70,7 +76,8 @@ def run_peer(script, code, folder, stand_ins=(), **given):
 
 
 def rankings(count=20, size=60, depth=3, seed=0):
-    """Rankings as the levels that each place shares with the query, 0 for none; no two levels of one relevance."""
+    """Rankings as the levels that each place shares with the query, 0 for none; no two levels of
+    one relevance."""
     rng = np.random.default_rng(seed)
     found = []
     while len(found) < count:
@@ -88,7 +95,10 @@ def reference(levels, relevances):
     for k in range(len(levels)):
         h_ap += sum(min(relevance[j], relevance[k]) for j in range(k + 1)) / (k + 1)
     best = sorted(levels, reverse=True)
-    gain = [sum((2.0**level - 1) / np.log2(2 + i) for i, level in enumerate(order)) for order in (levels, best)]
+    gain = [
+        sum((2.0**level - 1) / np.log2(2 + i) for i, level in enumerate(order))
+        for order in (levels, best)
+    ]
     return h_ap / relevance.sum(), gain[0] / gain[1]
 
 
@@ -101,10 +111,14 @@ def test_graded_values_of_embeddings(roles):
     sides = (points[:20], points[20:]) if roles else (points, None)
     relevance = Relevance.levels(levels[:20], levels[20:]) if roles else Relevance.levels(levels)
     metrics = ["h_ap", "ndcg", "map"]
-    values = retrieval_per_query(sides[0], gallery=sides[1], relevance=relevance, metrics=metrics, memory_budget=5_000)
+    values = retrieval_per_query(
+        sides[0], gallery=sides[1], relevance=relevance, metrics=metrics, memory_budget=5_000
+    )
     for query in range(0, len(sides[0]), 3):
         others = np.arange(20, 70) if roles else np.delete(np.arange(70), query)
-        order = others[np.argsort(((points[others] - points[query]) ** 2).sum(axis=1), kind="stable")]
+        order = others[
+            np.argsort(((points[others] - points[query]) ** 2).sum(axis=1), kind="stable")
+        ]
         shared = (levels[order] == levels[query]).sum(axis=1)
         expected = reference(shared, population_relevances(shared[shared > 0], 3, itself=not roles))
         for name, value in zip(metrics, expected, strict=False):
@@ -119,14 +133,19 @@ def test_graded_values_of_embeddings(roles):
                 assert values[f"{name}/{level}"][query] == pytest.approx(value, rel=TINY)
             assert values[f"map/{level}"][query] == pytest.approx(values[f"h_ap/{level}"][query])
     means = evaluate_retrieval(
-        sides[0], gallery=sides[1], relevance=relevance, metrics=["h_ap"], intervals="classes" if not roles else None
+        sides[0],
+        gallery=sides[1],
+        relevance=relevance,
+        metrics=["h_ap"],
+        intervals="classes" if not roles else None,
     )
     assert means["h_ap"] == pytest.approx(np.nanmean(values["h_ap"]))
     assert roles or set(means["intervals"]) == {"h_ap", "h_ap/0", "h_ap/1", "h_ap/2"}
 
 
 def market(seed=3):
-    """Points, identities and cameras of queries and gallery, with queries that cannot be answered."""
+    """Points, identities and cameras of queries and gallery, with queries that cannot be
+    answered."""
     rng = np.random.default_rng(seed)
     ids, cameras = rng.integers(0, 15, 100), rng.integers(0, 3, 100)
     points = rng.normal(size=(15, 6))[ids] + 1.2 * rng.normal(size=(100, 6))
@@ -139,7 +158,8 @@ def test_cmc_map_and_minp_equal_fast_reid(tmp_path):
     found = run_peer(
         "fast-reid/fastreid/evaluation/rank.py",
         "names = ('distances', 'ids', 'gallery_ids', 'cameras', 'gallery_cameras')\n"
-        "cmc, ap, inp = peer.evaluate_rank(*(given[name] for name in names), max_rank=20, use_cython=False)\n"
+        "cmc, ap, inp = peer.evaluate_rank(*(given[name] for name in names), max_rank=20, "
+        "use_cython=False)\n"
         "result.update(cmc=cmc, ap=ap, inp=inp)",
         tmp_path,
         distances=distances,
@@ -148,13 +168,19 @@ def test_cmc_map_and_minp_equal_fast_reid(tmp_path):
         cameras=cameras,
         gallery_cameras=gallery_cameras,
     )
-    relevance = Relevance.classes(ids, gallery_ids, not_same=cameras, gallery_not_same=gallery_cameras)
-    values = retrieval_per_query(queries, gallery=gallery, relevance=relevance, metrics=["map", "minp"])
+    relevance = Relevance.classes(
+        ids, gallery_ids, not_same=cameras, gallery_not_same=gallery_cameras
+    )
+    values = retrieval_per_query(
+        queries, gallery=gallery, relevance=relevance, metrics=["map", "minp"]
+    )
     answered = ~np.isnan(values["map"])
     np.testing.assert_allclose(values["map"][answered], found["ap"], atol=TINY)
     np.testing.assert_allclose(values["minp"][answered], found["inp"], atol=TINY)
     ks = range(1, 21)
-    recalls = evaluate_retrieval(queries, gallery=gallery, relevance=relevance, ks=ks, metrics=["recall"])
+    recalls = evaluate_retrieval(
+        queries, gallery=gallery, relevance=relevance, ks=ks, metrics=["recall"]
+    )
     curve = np.array([recalls[f"recall@{k}"] for k in ks])
     # The script adds up its curve in single precision.
     np.testing.assert_allclose(curve, found["cmc"], atol=1e-6)
@@ -170,7 +196,8 @@ def test_graded_metrics_equal_happier(tmp_path):
         "torch.set_default_dtype(torch.float64)\n"
         "torch.Tensor.float = torch.Tensor.double\n"
         "levels, relevances = torch.tensor(given['levels']), torch.tensor(given['relevances'])\n"
-        "inputs = dict(sorted_target=levels, sorted_rel=torch.gather(relevances, 1, levels), relevances=relevances)\n"
+        "inputs = dict(sorted_target=levels, sorted_rel=torch.gather(relevances, 1, levels), "
+        "relevances=relevances)\n"
         "for name in ('hap', 'ndcg'):\n"
         "    result[name] = getattr(peer, name)(**inputs, reduce=False).numpy()",
         tmp_path,
@@ -178,7 +205,11 @@ def test_graded_metrics_equal_happier(tmp_path):
         levels=levels,
         relevances=relevances,
     )
-    for row, of_levels, h_ap, gain in zip(levels, relevances, found["hap"], found["ndcg"], strict=True):
+    for row, of_levels, h_ap, gain in zip(
+        levels, relevances, found["hap"], found["ndcg"], strict=True
+    ):
         ranks, shared = 1 + np.flatnonzero(row), row[row > 0]
-        assert hierarchical_average_precision(ranks, shared, of_levels) == pytest.approx(h_ap, abs=TINY)
+        assert hierarchical_average_precision(ranks, shared, of_levels) == pytest.approx(
+            h_ap, abs=TINY
+        )
         assert ndcg(ranks, shared) == pytest.approx(gain, abs=TINY)

@@ -1,4 +1,5 @@
-"""Relevance: every metric against slow definitions, with ties, ignored images and queries without an answer."""
+"""Relevance: every metric against slow definitions, with ties, ignored images and queries without
+an answer."""
 
 import dataclasses
 
@@ -9,14 +10,25 @@ from tests.evaluation.rankings import METRICS, check, slow
 from tfdml.data import ImageDataset, PairList
 from tfdml.data.dataset import Protocol
 from tfdml.errors import UserError
-from tfdml.evaluation import Relevance, dataset_protocol, evaluate_dataset, evaluate_retrieval, retrieval_per_query
+from tfdml.evaluation import (
+    Relevance,
+    dataset_protocol,
+    evaluate_dataset,
+    evaluate_retrieval,
+    retrieval_per_query,
+)
 from tfdml.evaluation import retrieval as module
 
 
 def made(seed, count=60, side=3):
-    """Points of a coarse grid, so that most distances are tied; classes, of which some have one image; groups."""
+    """Points of a coarse grid, so that most distances are tied; classes, of which some have one
+    image; groups."""
     rng = np.random.default_rng(seed)
-    return rng.integers(0, side, size=(count, 2)), rng.integers(0, 20, count), rng.integers(0, 3, count)
+    return (
+        rng.integers(0, side, size=(count, 2)),
+        rng.integers(0, 20, count),
+        rng.integers(0, 3, count),
+    )
 
 
 @pytest.mark.parametrize("counted", [0, 64])
@@ -31,7 +43,9 @@ def test_same_class_and_group_is_ignored_all_to_all(counted, budget, monkeypatch
         points,
         points,
         lambda query, row: labels[row] == labels[query],
-        lambda query, row: junk[row] or (labels[row] == labels[query] and cameras[row] == cameras[query]),
+        lambda query, row: (
+            junk[row] or (labels[row] == labels[query] and cameras[row] == cameras[query])
+        ),
         lambda query: query,
     )
     check(found, expected)
@@ -40,7 +54,8 @@ def test_same_class_and_group_is_ignored_all_to_all(counted, budget, monkeypatch
 
 @pytest.mark.parametrize("own", [False, True])
 def test_lists_of_each_query(own):
-    """As Revisited Oxford has them; with `own_rows` the query is in the gallery, and perhaps in its own lists."""
+    """As Revisited Oxford has them; with `own_rows` the query is in the gallery, and perhaps in its
+    own lists."""
     rng = np.random.default_rng(2)
     gallery = rng.integers(0, 4, size=(50, 2))
     rows = rng.permutation(50)[:20]
@@ -76,14 +91,21 @@ def test_every_level_of_a_hierarchy():
     relevance = Relevance.levels(levels)
     names = ("recall@1", "map@r", "map")
     values = retrieval_per_query(points, relevance=relevance, metrics=names)
-    found = evaluate_retrieval(points, relevance=relevance, metrics=[*names, "nmi"], intervals="classes")
+    found = evaluate_retrieval(
+        points, relevance=relevance, metrics=[*names, "nmi"], intervals="classes"
+    )
     for level in range(3):
-        alone = evaluate_retrieval(points, levels[:, level], metrics=[*names, "nmi"], intervals="classes")
+        alone = evaluate_retrieval(
+            points, levels[:, level], metrics=[*names, "nmi"], intervals="classes"
+        )
         for name in names:
             one_level = retrieval_per_query(points, levels[:, level], metrics=[name])[name]
-            # Sums of more terms may round differently: the search of all levels goes as deep as the coarsest needs.
+            # Sums of more terms may round differently: the search of all levels goes as deep as the
+            # coarsest needs.
             np.testing.assert_allclose(values[f"{name}/{level}"], one_level, rtol=1e-12)
-            assert found["intervals"][f"{name}/{level}"] == pytest.approx(alone["intervals"][name], abs=1e-12)
+            assert found["intervals"][f"{name}/{level}"] == pytest.approx(
+                alone["intervals"][name], abs=1e-12
+            )
         for name in (*names, "nmi", "queries_without_match"):
             assert found[f"{name}/{level}"] == pytest.approx(alone[name], abs=1e-12)
     every = np.arange(80)
@@ -101,7 +123,9 @@ LAST = {row + 100: [(row + 59) % 60 + 100] for row in range(60)}
 
 def neighbors_of(rows, among, step):
     """Of each of these rows, the place of the row after or before it, where it is searched."""
-    return [[place for place in range(len(among)) if among[place] == (row + step) % 60] for row in rows]
+    return [
+        [place for place in range(len(among)) if among[place] == (row + step) % 60] for row in rows
+    ]
 
 
 def sharing(rows, among):
@@ -125,7 +149,9 @@ PROTOCOLS = {
     ),
     "lists": (
         {"protocol": Protocol(("map",), ids=np.arange(60) + 100, lists=(NEXT, LAST))},
-        lambda rows, among: Relevance.lists(neighbors_of(rows, among, 1), neighbors_of(rows, among, 59)),
+        lambda rows, among: Relevance.lists(
+            neighbors_of(rows, among, 1), neighbors_of(rows, among, 59)
+        ),
     ),
 }
 
@@ -137,8 +163,16 @@ def test_a_data_set_is_measured_by_its_protocol(name, roles):
     is_query = np.arange(60) % 3 == 0
     dataset = ImageDataset("made", "test", np.zeros((60, 4, 4, 3), np.uint8), LABELS, **fields)
     dataset = dataclasses.replace(dataset, is_query=is_query if roles else None)
-    rows, among = (np.flatnonzero(is_query), np.flatnonzero(~is_query)) if roles else (np.arange(60), np.arange(60))
-    sides = {"gallery": POINTS[among], "relevance": relevance(rows, among), "own_rows": None if roles else rows}
+    rows, among = (
+        (np.flatnonzero(is_query), np.flatnonzero(~is_query))
+        if roles
+        else (np.arange(60), np.arange(60))
+    )
+    sides = {
+        "gallery": POINTS[among],
+        "relevance": relevance(rows, among),
+        "own_rows": None if roles else rows,
+    }
     metrics = ["recall@1", "map", "map@r", "ndcg"]
     expected = evaluate_retrieval(POINTS[rows], **sides, metrics=metrics)
     assert evaluate_dataset(POINTS, dataset, metrics=metrics) == pytest.approx(expected, rel=1e-12)
@@ -172,8 +206,13 @@ def test_relevance_that_is_none_or_does_not_fit_is_refused(make, message):
 
 
 def test_given_pairs_of_a_data_set_are_measured_beside_retrieval():
-    x, rows = np.random.default_rng(0).normal(size=(6, 3)), np.array([[0, 1], [2, 3], [0, 4], [1, 5]])
+    x, rows = (
+        np.random.default_rng(0).normal(size=(6, 3)),
+        np.array([[0, 1], [2, 3], [0, 4], [1, 5]]),
+    )
     pairs = PairList(rows, np.array([1, 1, 0, 0]))
-    dataset = ImageDataset(images=np.zeros((6, 2, 2, 3), np.uint8), labels=[0, 0, 1, 1, 2, 2], pairs=pairs)
+    dataset = ImageDataset(
+        images=np.zeros((6, 2, 2, 3), np.uint8), labels=[0, 0, 1, 1, 2, 2], pairs=pairs
+    )
     found = evaluate_dataset(x, dataset, metrics=["recall"], ks=[1])
     assert {"recall@1", "auc", "accuracy", "eer"} <= {*found}

@@ -10,20 +10,32 @@ from tfdml.evaluation import Relevance, RetrievalResults, retrieval_per_query
 def made():
     """Tied distances, classes of one image, images that are ignored, and names that need quotes."""
     rng = np.random.default_rng(0)
-    points, labels, groups = rng.integers(0, 4, size=(50, 2)), rng.integers(0, 16, 50), rng.integers(0, 3, 50)
+    points, labels, groups = (
+        rng.integers(0, 4, size=(50, 2)),
+        rng.integers(0, 16, 50),
+        rng.integers(0, 3, 50),
+    )
     names = [f"photos {row}/100%.jpg" for row in range(50)]
-    dataset = ImageDataset("made", "test", ArrayImages(np.zeros((50, 4, 4, 3), np.uint8), tuple(names)), labels)
+    dataset = ImageDataset(
+        "made", "test", ArrayImages(np.zeros((50, 4, 4, 3), np.uint8), tuple(names)), labels
+    )
     return points, labels, Relevance.classes(labels, not_same=groups), dataset
 
 
 def test_neighbors_are_marked_as_the_metrics_count_them():
     points, labels, relevance, dataset = made()
-    results = RetrievalResults.search(points, labels, k=12, relevance=relevance, query_ids=dataset.names)
-    expected = retrieval_per_query(points, relevance=relevance, metrics=["precision@12"])["precision@12"]
+    results = RetrievalResults.search(
+        points, labels, k=12, relevance=relevance, query_ids=dataset.names
+    )
+    expected = retrieval_per_query(points, relevance=relevance, metrics=["precision@12"])[
+        "precision@12"
+    ]
     frame = results.table.to_pandas().groupby("query", sort=False)
     answerable = ~np.isnan(expected)
     np.testing.assert_array_equal(frame["num_relevant"].first() > 0, answerable)
-    np.testing.assert_allclose(frame["relevant"].sum()[answerable] / 12, expected[answerable], rtol=1e-12)
+    np.testing.assert_allclose(
+        frame["relevant"].sum()[answerable] / 12, expected[answerable], rtol=1e-12
+    )
 
 
 def test_a_data_set_is_searched_by_its_protocol(tmp_path):
@@ -35,19 +47,28 @@ def test_a_data_set_is_searched_by_its_protocol(tmp_path):
     assert not set(results.column("id")) & set(results.column("query"))
     rows = [dataset.names.index(name) for name in results.column("id")]
     assert results.column("class").tolist() == labels[rows].astype(str).tolist()
-    assert results.column("relevant").tolist() == (results.column("class") == results.column("query_class")).tolist()
+    assert (
+        results.column("relevant").tolist()
+        == (results.column("class") == results.column("query_class")).tolist()
+    )
     frame = results.table.to_pandas()
     assert frame.groupby("query", sort=False).head(1)["rank"].eq(1).all()
     for suffix in ("parquet", "csv"):
         results.write(tmp_path / f"neighbors.{suffix}")
     assert read_table(tmp_path / "neighbors.parquet").equals(results.table)
-    assert (tmp_path / "neighbors.csv").read_text().startswith('"query","rank","id","distance","relevant","num_relev')
+    assert (
+        (tmp_path / "neighbors.csv")
+        .read_text()
+        .startswith('"query","rank","id","distance","relevant","num_relev')
+    )
 
 
 def test_queries_without_neighbors_have_a_row(tmp_path):
     ids = np.array([["a", None], [None, None], ["b", "a"]], object)
     distances = np.array([[1, np.inf], [np.inf, np.inf], [0, 2]], np.float32)
-    results = RetrievalResults.of_arrays(["x", "y", "z"], ids, distances, {"shop": ids, "query_class": [3, 4, 5]})
+    results = RetrievalResults.of_arrays(
+        ["x", "y", "z"], ids, distances, {"shop": ids, "query_class": [3, 4, 5]}
+    )
     results.write(tmp_path / "x.parquet")
     read = read_table(tmp_path / "x.parquet").to_pylist()
     assert [(row["query"], row["rank"], row["id"]) for row in read] == [
@@ -59,7 +80,9 @@ def test_queries_without_neighbors_have_a_row(tmp_path):
 def test_names_of_classes_are_compared_and_shown():
     """A gallery that numbers its classes in another way than the queries."""
     points = np.array([[0.0], [1.0], [2.0]])
-    results = RetrievalResults.search(points, ["bus", "van", "cab"], points, ["bus", "cab", "van"], k=1)
+    results = RetrievalResults.search(
+        points, ["bus", "van", "cab"], points, ["bus", "cab", "van"], k=1
+    )
     assert results.column("class").tolist() == ["bus", "cab", "van"]
     assert results.column("query_class").tolist() == ["bus", "van", "cab"]
     assert results.column("relevant").tolist() == [True, False, False]

@@ -23,9 +23,12 @@ from tfdml.evaluation.metrics import METRICS
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_duplicates_ties_and_lonely_classes(data):
-    """Integer embeddings in one or two dimensions: most distances are tied, many images coincide."""
+    """Integer embeddings in one or two dimensions: most distances are tied, many images
+    coincide."""
     with_gallery, dim = data.draw(st.booleans()), data.draw(st.integers(1, 2))
-    images = st.lists(st.tuples(st.integers(-2, 2), *[st.integers(-2, 2)] * dim), min_size=6, max_size=16)
+    images = st.lists(
+        st.tuples(st.integers(-2, 2), *[st.integers(-2, 2)] * dim), min_size=6, max_size=16
+    )
     queries = np.array(data.draw(images))
     gallery = np.array(data.draw(images)) if with_gallery else queries
     labels, gallery_labels, sides = queries[:, 0], gallery[:, 0], (queries[:, 1:], gallery[:, 1:])
@@ -50,7 +53,10 @@ def test_every_metric_by_default_and_any_subset_by_name():
     everything = evaluate_retrieval(points, labels)
     counts = {"num_queries", "num_gallery", "queries_without_match"}
     recalls = {f"recall@{k}" for k in (1, 2, 4, 8)}
-    assert set(everything) == recalls | {"precision@1", "map@r", "r_precision", "nmi", "ami", "f1"} | counts
+    assert (
+        set(everything)
+        == recalls | {"precision@1", "map@r", "r_precision", "nmi", "ami", "f1"} | counts
+    )
     assert everything["precision@1"] == everything["recall@1"]
     names = [name.replace("@K", "@3") for name in METRICS]
     everything = evaluate_retrieval(points, labels, metrics=names)
@@ -96,7 +102,9 @@ def test_bad_arguments_say_what_is_wrong(arguments, message):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 7), st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(0, 99))
 def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
-    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(more)) - 3, parts + np.array(more)))
+    labels = np.random.default_rng(seed).permutation(
+        np.repeat(np.arange(len(more)) - 3, parts + np.array(more))
+    )
     part = split_into_parts(labels, parts, seed)
     assert part.shape == labels.shape
     sizes = np.bincount(part, minlength=parts)
@@ -110,11 +118,15 @@ def test_parts_are_disjoint_even_and_hold_every_class(parts, more, seed):
 def test_mean_and_student_interval_of_parts_measured_each_by_itself():
     rng = np.random.default_rng(0)
     labels = rng.permutation(np.repeat(np.arange(6), 40))
-    points, metrics = rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)), ("recall", "map@r", "nmi")
+    points, metrics = (
+        rng.normal(size=(6, 4))[labels] + 0.9 * rng.normal(size=(240, 4)),
+        ("recall", "map@r", "nmi"),
+    )
     means = part_protocol(points, labels, parts=5, ks=(1, 2), metrics=metrics, seed=4)
     part = split_into_parts(labels, 5, seed=4)
     measured = [
-        evaluate_retrieval(points[part == i], labels[part == i], ks=(1, 2), metrics=metrics, seed=0) for i in range(5)
+        evaluate_retrieval(points[part == i], labels[part == i], ks=(1, 2), metrics=metrics, seed=0)
+        for i in range(5)
     ]
     assert set(means) == {"recall@1", "recall@2", "map@r", "nmi"}
     for name, interval in means.items():
@@ -124,6 +136,9 @@ def test_mean_and_student_interval_of_parts_measured_each_by_itself():
         assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
         assert interval.standard_error == pytest.approx(stats.sem(values))
         assert 0 < interval.standard_error < 0.1
-    for parts, message in ((41, "41 parts need 41 images of every class; the smallest has 40"), (2.5, "parts")):
+    for parts, message in (
+        (41, "41 parts need 41 images of every class; the smallest has 40"),
+        (2.5, "parts"),
+    ):
         with pytest.raises(ValueError, match=message):
             part_protocol(points, labels, parts=parts)

@@ -1,4 +1,5 @@
-"""Counts of all pairs by distance, verification over them, calibrated thresholds, and their intervals."""
+"""Counts of all pairs by distance, verification over them, calibrated thresholds, and their
+intervals."""
 
 import importlib
 import json
@@ -14,7 +15,14 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from tests.far_vectors import NAMES, far_vectors
 from tfdml.data import PairList
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration, accepted_rates, calibrate, evaluate_pairs, verification, verify_pairs
+from tfdml.evaluation import (
+    Calibration,
+    accepted_rates,
+    calibrate,
+    evaluate_pairs,
+    verification,
+    verify_pairs,
+)
 from tfdml.evaluation.verification import AllPairs
 from tfdml.pairwise import DISTANCES
 
@@ -25,7 +33,9 @@ module = importlib.import_module("tfdml.evaluation.verification")
 def classes(seed, num_classes, num_images, dim=8, spread=1.0):
     rng = np.random.default_rng(seed)
     labels = rng.integers(num_classes, size=num_images)
-    return (rng.normal(size=(num_classes, dim))[labels] + spread * rng.normal(size=(num_images, dim))), labels
+    return (
+        rng.normal(size=(num_classes, dim))[labels] + spread * rng.normal(size=(num_images, dim))
+    ), labels
 
 
 def all_pairs(embeddings, labels, distance):
@@ -37,12 +47,17 @@ def all_pairs(embeddings, labels, distance):
     if distance == "cosine":
         x = x / np.linalg.norm(x, axis=1, keepdims=True)
     squared = np.square(x[i] - x[j]).sum(axis=1)
-    return {"euclidean": np.sqrt(squared), "sqeuclidean": squared, "cosine": squared / 2}[distance], same
+    return {"euclidean": np.sqrt(squared), "sqeuclidean": squared, "cosine": squared / 2}[
+        distance
+    ], same
 
 
 def check_counts(histogram, distances, same, slack):
     """Each pair is in its bin, or beyond it by at most `slack` of a distance."""
-    for counts, of_kind in ((histogram.positive, distances[same]), (histogram.negative, distances[~same])):
+    for counts, of_kind in (
+        (histogram.positive, distances[same]),
+        (histogram.negative, distances[~same]),
+    ):
         places, of_kind = np.repeat(np.arange(len(counts)), counts), np.sort(of_kind)
         assert len(places) == len(of_kind)
         assert (of_kind >= histogram.edges[places] - slack(of_kind)).all()
@@ -70,7 +85,9 @@ def test_ties_and_duplicates_at_any_scale(values, scale, tile):
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_rates_equal_those_of_scikit_learn(distance):
     """Of several tiles, and for cosine of a class larger than one."""
-    embeddings, labels = classes(0, 25, 300) if distance != "cosine" else classes(1, 6, 1400, dim=3, spread=0.8)
+    embeddings, labels = (
+        classes(0, 25, 300) if distance != "cosine" else classes(1, 6, 1400, dim=3, spread=0.8)
+    )
     embeddings, fars = embeddings + 0.3, (0.5, 0.1, 0.01, 1e-3, 1e-4)
     labels[labels > 2] = 0 if distance == "cosine" else labels[labels > 2]
     result = verification(embeddings, labels, distance=distance, fars=fars)
@@ -78,7 +95,9 @@ def test_rates_equal_those_of_scikit_learn(distance):
     far, tar, _ = roc_curve(same, -distances, drop_intermediate=False)
     assert (result.num_same, result.num_different) == (same.sum(), (~same).sum())
     assert result.auc == pytest.approx(roc_auc_score(same, -distances), abs=1e-6)
-    assert result.eer == pytest.approx(brentq(lambda x: 1 - x - interp1d(far, tar)(x), 0, 1), abs=2 / same.sum())
+    assert result.eer == pytest.approx(
+        brentq(lambda x: 1 - x - interp1d(far, tar)(x), 0, 1), abs=2 / same.sum()
+    )
     step = (1 / same.sum(), 1 / (~same).sum())
     for wanted, point in result.points.items():
         place = np.flatnonzero(far <= wanted)[-1]
@@ -101,7 +120,9 @@ def test_rates_equal_those_of_scikit_learn(distance):
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(name, distance, monkeypatch):
+def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(
+    name, distance, monkeypatch
+):
     embeddings, labels = far_vectors(name), np.arange(40) % 9
     distances, same = all_pairs(embeddings, labels, distance)
     result = verification(embeddings, labels, distance=distance, fars=(0.3, 0.05))
@@ -119,7 +140,10 @@ def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(nam
             assert calibration.rates["far"].mean == pytest.approx(np.mean(accepted[~same]))
             assert calibration.rates["tar"].mean == pytest.approx(np.mean(accepted[same]))
         point = accepted_rates(embeddings, labels, calibration.threshold, distance=distance)
-        assert (point.far.mean, point.tar.mean) == (calibration.rates["far"].mean, calibration.rates["tar"].mean)
+        assert (point.far.mean, point.tar.mean) == (
+            calibration.rates["far"].mean,
+            calibration.rates["tar"].mean,
+        )
         assert result.points[far].threshold == calibration.threshold
         # The largest: the next pair would be one too many.
         assert calibration.threshold == pytest.approx(allowed, rel=1e-6)
@@ -128,7 +152,9 @@ def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(nam
 def test_more_copies_of_other_classes_than_the_rate_allows_are_refused():
     embeddings, labels = np.array([[0], [0], [0], [4], [4], [8], [8.5]]) / 64, [0, 1, 2, 3, 3, 4, 4]
     for distance in ("euclidean", "sqeuclidean"):
-        with pytest.raises(UserError, match="more than 1 of the 19 pairs of different classes are at distance 0"):
+        with pytest.raises(
+            UserError, match="more than 1 of the 19 pairs of different classes are at distance 0"
+        ):
             calibrate(embeddings, labels, far=0.1, distance=distance)
         threshold = calibrate(embeddings, labels, far=0.2, distance=distance).threshold
         assert 0 <= threshold < 4 / 64
@@ -149,13 +175,18 @@ def dyadic_by_hand(embeddings, labels, distance, threshold, counted):
 
     def error(numerator, denominator, kinds):
         rate = sum(map(numerator, kinds)) / sum(map(denominator, kinds))
-        left = {kind: (numerator(kind) - rate * denominator(kind)) / sum(map(denominator, kinds)) for kind in kinds}
+        left = {
+            kind: (numerator(kind) - rate * denominator(kind)) / sum(map(denominator, kinds))
+            for kind in kinds
+        }
         total = sum(left[p] * left[q] for p in kinds for q in kinds if set(p) & set(q))
         count = len({name for kind in kinds for name in kind if denominator(kind)})
         return rate, np.sqrt(total * count / (count - 1))
 
     hits, pairs = (lambda kind: cells[kind][0]), (lambda kind: cells[kind][1])
-    within, across = ([kind for kind in cells if (kind[0] == kind[1]) == one_class] for one_class in (True, False))
+    within, across = (
+        [kind for kind in cells if (kind[0] == kind[1]) == one_class] for one_class in (True, False)
+    )
     good = lambda kind: hits(kind) if kind[0] == kind[1] else 0  # noqa: E731
     return error(hits, pairs, within), error(hits, pairs, across), error(good, hits, list(cells))
 
@@ -182,7 +213,9 @@ def test_standard_errors_equal_the_sum_over_pairs_that_share_a_class(across):
     assert calibration.threshold == result.points[far].threshold
     (point,) = result.points.values()
     expected = dyadic_by_hand(embeddings, labels, "cosine", ordered[k + 1] - 1e-6, counted)
-    for interval, (rate, error) in zip((point.tar, point.far, point.precision), expected, strict=True):
+    for interval, (rate, error) in zip(
+        (point.tar, point.far, point.precision), expected, strict=True
+    ):
         assert interval.mean == pytest.approx(rate)
         assert interval.standard_error == pytest.approx(error, rel=1e-6)
         assert interval.low < interval.mean < interval.high
@@ -198,7 +231,9 @@ def test_the_variance_of_far_is_at_least_that_of_independent_pairs_of_classes():
         threshold = float(np.median(distances))
         kinds = np.sort(np.stack([labels[i], labels[j]]), axis=0)[:, ~same]
         left = (distances[~same] <= threshold) - np.mean(distances[~same] <= threshold)
-        of_pair = [left[(kinds[0] == a) & (kinds[1] == b)].sum() for b in range(3) for a in range(b)]
+        of_pair = [
+            left[(kinds[0] == a) & (kinds[1] == b)].sum() for b in range(3) for a in range(b)
+        ]
         of_class = [left[(kinds == a).any(axis=0)].sum() for a in range(3)]
         alone, shared = np.square(of_pair).sum(), np.square(of_class).sum()
         floors += shared - alone < alone
@@ -230,7 +265,9 @@ def test_the_probability_of_same_falls_and_is_that_of_the_pairs():
     for part in np.array_split(np.argsort(distances), 12):
         assert probabilities[part].mean() == pytest.approx(same[part].mean(), abs=0.02)
     assert calibration.prior == pytest.approx(same.mean())
-    even = calibrate(embeddings, labels, far=0.01, distance="cosine", prior=0.5).probability(distances)
+    even = calibrate(embeddings, labels, far=0.01, distance="cosine", prior=0.5).probability(
+        distances
+    )
     odds = probabilities / (1 - probabilities) * (1 - same.mean()) / same.mean()
     inner = (probabilities > 0.01) & (probabilities < 0.9)
     np.testing.assert_allclose(even[inner], (odds / (1 + odds))[inner], atol=0.02)
@@ -239,8 +276,14 @@ def test_the_probability_of_same_falls_and_is_that_of_the_pairs():
 def test_a_calibration_survives_json():
     calibration = calibrate(*classes(5, 20, 200), far=0.01, distance="euclidean")
     again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
-    assert (again.threshold, again.rates, again.target) == (calibration.threshold, calibration.rates, "far=0.01")
-    np.testing.assert_array_equal(again.probability([0.5, 2.0]), calibration.probability([0.5, 2.0]))
+    assert (again.threshold, again.rates, again.target) == (
+        calibration.threshold,
+        calibration.rates,
+        "far=0.01",
+    )
+    np.testing.assert_array_equal(
+        again.probability([0.5, 2.0]), calibration.probability([0.5, 2.0])
+    )
     with pytest.raises(UserError, match="a calibration has the values"):
         Calibration.from_dict({"threshold": 1.0})
 
@@ -253,7 +296,9 @@ def test_accuracy_by_folds_is_that_of_thresholds_of_the_other_folds():
     for k in range(10):
         test = np.arange(200) * 10 // 200 == k
         candidates = np.unique(distances[~test])
-        between = np.concatenate([[candidates[0] - 1], (candidates[1:] + candidates[:-1]) / 2, candidates[-1:]])
+        between = np.concatenate(
+            [[candidates[0] - 1], (candidates[1:] + candidates[:-1]) / 2, candidates[-1:]]
+        )
         accuracies = [np.mean((distances[~test] <= t) == same[~test]) for t in between]
         best = between[int(np.argmax(accuracies))]
         expected.append(np.mean((distances[test] <= best) == same[test]))
@@ -282,7 +327,9 @@ def test_what_makes_no_sense_is_refused(act, says):
 def test_given_pairs_have_the_rates_of_their_distances(distance):
     x, labels = classes(0, 5, 20)
     distances, same = all_pairs(x, labels, distance)
-    found = evaluate_pairs(x, PairList(np.stack(np.triu_indices(20, 1), axis=1), same.astype(float)), distance)
+    found = evaluate_pairs(
+        x, PairList(np.stack(np.triu_indices(20, 1), axis=1), same.astype(float)), distance
+    )
     assert {*found} == {"accuracy", "auc", "eer"}
     assert found["auc"] == pytest.approx(roc_auc_score(same, -distances), abs=1e-4)
 
@@ -293,7 +340,9 @@ def test_triplets_are_counted_and_given_pairs_are_checked():
     triplets = rng.permuted(np.tile(np.arange(20), (30, 1)), axis=1)[:, :3]
     nearer = [np.linalg.norm(x[a] - x[p]) < np.linalg.norm(x[a] - x[n]) for a, p, n in triplets]
     assert evaluate_pairs(x, PairList(triplets))["triplet_accuracy"] == np.mean(nearer)
-    with pytest.raises(UserError, match=r"row 0 is .*give whole numbers from 0 to 9, the rows of the images"):
+    with pytest.raises(
+        UserError, match=r"row 0 is .*give whole numbers from 0 to 9, the rows of the images"
+    ):
         evaluate_pairs(x[:10], PairList(rows[::-1], np.ones(10)))
     with pytest.raises(UserError, match="0 pairs, of which 0 are similar, are too few to measure"):
         evaluate_pairs(x, PairList(rows[:0], []))

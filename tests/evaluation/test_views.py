@@ -1,4 +1,5 @@
-"""Retrieval across two views against slow definitions, with ties and several right answers, and zero-shot classes."""
+"""Retrieval across two views against slow definitions, with ties and several right answers, and
+zero-shot classes."""
 
 import math
 
@@ -12,7 +13,8 @@ from tfdml.evaluation.intervals import confidence_intervals
 
 
 def made(several):
-    """Points of a coarse grid, so that most distances are tied, and their labels; class 9 has images alone."""
+    """Points of a coarse grid, so that most distances are tied, and their labels; class 9 has
+    images alone."""
     rng = np.random.default_rng(several)
     images, texts = rng.integers(0, 3, size=(60, 3)), rng.integers(0, 3, size=(25, 3))
     image_labels, text_labels = rng.integers(0, 10, 60).tolist(), rng.integers(0, 9, 25).tolist()
@@ -28,16 +30,31 @@ def test_both_directions_are_those_of_the_definition(several):
     sets = [[set(np.atleast_1d(label)) for label in side] for side in (image_labels, text_labels)]
     ks = (1, 4)
     result = evaluate_views(
-        images, texts, image_labels, text_labels, ks=ks, metrics=METRICS, distance="euclidean", intervals="queries"
+        images,
+        texts,
+        image_labels,
+        text_labels,
+        ks=ks,
+        metrics=METRICS,
+        distance="euclidean",
+        intervals="queries",
     )
-    sides = {"text_to_image": (texts, images, sets[1], sets[0]), "image_to_text": (images, texts, sets[0], sets[1])}
+    sides = {
+        "text_to_image": (texts, images, sets[1], sets[0]),
+        "image_to_text": (images, texts, sets[0], sets[1]),
+    }
     for name, (queries, gallery, of_query, of_row) in sides.items():
         expected = slow(queries, gallery, lambda q, row, a=of_query, b=of_row: bool(a[q] & b[row]))
         for metric in METRICS:
-            assert result[name][metric] == pytest.approx(np.nanmean(expected[metric]), abs=1e-9), (name, metric)
+            assert result[name][metric] == pytest.approx(np.nanmean(expected[metric]), abs=1e-9), (
+                name,
+                metric,
+            )
         unanswered = np.count_nonzero(np.isnan(expected["map"]))
         assert result[name]["queries_without_match"] == unanswered
-        intervals = confidence_intervals({"map": expected["map"]}, np.arange(len(queries)), over="queries")
+        intervals = confidence_intervals(
+            {"map": expected["map"]}, np.arange(len(queries)), over="queries"
+        )
         assert result[name]["intervals"]["map"] == pytest.approx(intervals["map"], abs=1e-9)
     assert result["image_to_text"]["queries_without_match"] > 0
 
@@ -49,7 +66,9 @@ def test_chance_is_that_of_a_random_order():
     for name, table in (("image_to_text", right), ("text_to_image", right.T)):
         counts, size = table.sum(axis=1)[table.any(axis=1)], table.shape[1]
         for k in (1, 4):
-            expected = np.mean([1 - math.comb(size - count, k) / math.comb(size, k) for count in counts.tolist()])
+            expected = np.mean(
+                [1 - math.comb(size - count, k) / math.comb(size, k) for count in counts.tolist()]
+            )
             assert result[name]["chance"][f"recall@{k}"] == pytest.approx(expected)
 
 
@@ -70,16 +89,30 @@ def test_what_cannot_be_measured_is_refused(act, message):
 
 
 def test_a_class_is_the_mean_of_its_templates():
-    """As in CLIP's notebook: each text's embedding is normalized before the mean, and the mean afterwards."""
-    vectors = {"a cat": [3.0, 4.0], "one cat": [0.0, 2.0], "a dog": [-5.0, 0.0], "one dog": [0.0, -0.1]}
-    classes = class_embeddings(lambda texts: [vectors[text] for text in texts], ["cat", "dog"], ["a {}", "one {}"])
+    """As in CLIP's notebook: each text's embedding is normalized before the mean, and the mean
+    afterwards."""
+    vectors = {
+        "a cat": [3.0, 4.0],
+        "one cat": [0.0, 2.0],
+        "a dog": [-5.0, 0.0],
+        "one dog": [0.0, -0.1],
+    }
+    classes = class_embeddings(
+        lambda texts: [vectors[text] for text in texts], ["cat", "dog"], ["a {}", "one {}"]
+    )
     means = np.array([[0.3, 0.9], [-0.5, -0.5]])
-    np.testing.assert_allclose(classes, means / np.linalg.norm(means, axis=1, keepdims=True), rtol=1e-6)
+    np.testing.assert_allclose(
+        classes, means / np.linalg.norm(means, axis=1, keepdims=True), rtol=1e-6
+    )
 
 
 def test_zero_shot_accuracy_is_that_of_the_largest_cosines():
     rng = np.random.default_rng(0)
-    images, labels, classes = rng.normal(size=(300, 5)), rng.integers(0, 20, 300), rng.normal(size=(20, 5))
+    images, labels, classes = (
+        rng.normal(size=(300, 5)),
+        rng.integers(0, 20, 300),
+        rng.normal(size=(20, 5)),
+    )
     result = evaluate_zero_shot(images, labels, classes)
     cosines = images @ classes.T / np.linalg.norm(classes, axis=1)
     order = np.argsort(-cosines, axis=1)

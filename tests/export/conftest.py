@@ -24,7 +24,8 @@ SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": 
 class Shop:
     """An exported embedder and a retriever around it.
 
-    `images` are the gallery's, three to a class; `embeddings` are what the exported embedder makes of them.
+    `images` are the gallery's, three to a class; `embeddings` are what the exported embedder makes
+    of them.
     """
 
     embedder: pathlib.Path
@@ -46,8 +47,17 @@ def shop_dataset(images):
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
     write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
-    images = tuple(picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG") for seed in range(12))
-    Retriever.build(folder / "embedder", shop_dataset(images), folder / "retriever", calibration=SEARCHED)
+    images = tuple(
+        picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG")
+        for seed in range(12)
+    )
+    Retriever.build(
+        folder / "embedder", shop_dataset(images), folder / "retriever", calibration=SEARCHED
+    )
     served = tf.saved_model.load(str(folder / "embedder" / "1"))
-    embeddings = served.signatures["serving_default"](image_bytes=tf.constant(images))["embedding"].numpy()
-    return Shop(folder / "embedder", folder / "retriever", images, embeddings, shop_dataset(images).names)
+    embeddings = served.signatures["serving_default"](image_bytes=tf.constant(images))[
+        "embedding"
+    ].numpy()
+    return Shop(
+        folder / "embedder", folder / "retriever", images, embeddings, shop_dataset(images).names
+    )

@@ -30,16 +30,21 @@ class Models:
 
 
 def make(folder, seed=0):
-    """The embedder as .keras, SavedModel and .tflite, the latter with a model card two folders up."""
+    """The embedder as .keras, SavedModel and .tflite, the latter with a model card two folders
+    up."""
     keras.utils.set_random_seed(seed)
-    embedder = Embedder(backbones.resolve("conv4", 32, width=8), embedding_dim=6, image_size=32, resize=40)
+    embedder = Embedder(
+        backbones.resolve("conv4", 32, width=8), embedding_dim=6, image_size=32, resize=40
+    )
     embedder(np.zeros((1, 32, 32, 3), np.uint8))
     embedder.save(folder / "embedder.keras")
     version = export_saved_model(embedder, folder / "versions")
     litert = version / "litert" / "float32.tflite"
     litert.parent.mkdir(exist_ok=True)
     litert.write_bytes(tflite(embedder))
-    (version / "model_card.json").write_text(json.dumps({"view": VIEW, "fingerprint": fingerprint(embedder)}))
+    (version / "model_card.json").write_text(
+        json.dumps({"view": VIEW, "fingerprint": fingerprint(embedder)})
+    )
     return Models(folder / "embedder.keras", version, litert, embedder)
 
 
@@ -56,9 +61,16 @@ def tflite(embedder, batch=None):
 
 
 def pictures(count=11, broken=()):
-    """A data set of JPEGs and PNGs of several sizes; those at the places `broken` are cut in half."""
+    """A data set of JPEGs and PNGs of several sizes; those at the places `broken` are cut in
+    half."""
     data = [picture(i, 40 + 7 * i, 90 - 3 * i, "JPEG" if i % 3 else "PNG") for i in range(count)]
     data = [image[: len(image) // 2] if i in broken else image for i, image in enumerate(data)]
     names = tuple(f"image{i}.jpg" for i in range(count))
     labels = np.arange(count) // 2
-    return ImageDataset("pictures", "test", EncodedImages(tuple(data), names), labels, {int(c): str(c) for c in labels})
+    return ImageDataset(
+        "pictures",
+        "test",
+        EncodedImages(tuple(data), names),
+        labels,
+        {int(c): str(c) for c in labels},
+    )

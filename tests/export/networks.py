@@ -12,7 +12,8 @@ from tfdml.models import Embedder
 
 
 def small_embedder(seed=0, name="embedder", **options):
-    """A conv4 of 32 px images and 8 dimensions, with random weights and BatchNorm statistics of its own."""
+    """A conv4 of 32 px images and 8 dimensions, with random weights and BatchNorm statistics of its
+    own."""
     keras.utils.set_random_seed(seed)
     settings = {"embedding_dim": 8, "image_size": 32, "resize": 40, **options}
     embedder = Embedder(backbones.resolve("conv4", 32, width=8), name=name, **settings)
@@ -29,9 +30,12 @@ def picture(seed, height=50, width=70, form="JPEG", mode="RGB", **options):
 
 
 def difference(embedder, version, images):
-    """The largest difference of a component between an embedder's vectors and a SavedModel's, of encoded images."""
+    """The largest difference of a component between an embedder's vectors and a SavedModel's, of
+    encoded images."""
     transform = EvaluationTransform.of(embedder)
-    expected = embedder(tf.stack([transform(decode_image(tf.constant(image))) for image in images]), training=False)
+    expected = embedder(
+        tf.stack([transform(decode_image(tf.constant(image))) for image in images]), training=False
+    )
     served = tf.saved_model.load(str(version)).signatures["serving_default"]
     return float(np.abs(served(image_bytes=tf.constant(images))["embedding"] - expected).max())
 
@@ -46,4 +50,6 @@ def small_dataset(split, classes=6, per_class=4):
             names.append(f"{label}_{number}.jpg")
             labels.append(label)
     class_names = {label: str(label) for label in set(labels)}
-    return ImageDataset("small", split, EncodedImages(tuple(data), tuple(names)), np.array(labels), class_names)
+    return ImageDataset(
+        "small", split, EncodedImages(tuple(data), tuple(names)), np.array(labels), class_names
+    )

@@ -1,4 +1,5 @@
-"""The client that ships with `export/`, over gRPC; tests/cluster/test_serving.py asks with it over REST."""
+"""The client that ships with `export/`, over gRPC; tests/cluster/test_serving.py asks with it over
+REST."""
 
 import concurrent.futures
 
@@ -21,7 +22,9 @@ class Double(prediction_service_pb2_grpc.PredictionServiceServicer):
         self.model = tf.saved_model.load(str(version))
 
     def Predict(self, request, context):
-        inputs = {name: tf.constant(tf.make_ndarray(value)) for name, value in request.inputs.items()}
+        inputs = {
+            name: tf.constant(tf.make_ndarray(value)) for name, value in request.inputs.items()
+        }
         try:
             outputs = self.model.signatures[request.model_spec.signature_name](**inputs)
         except tf.errors.InvalidArgumentError as error:
@@ -33,7 +36,9 @@ class Double(prediction_service_pb2_grpc.PredictionServiceServicer):
 @pytest.fixture(scope="module")
 def url(shop):
     server = grpc.server(concurrent.futures.ThreadPoolExecutor(4))
-    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(Double(shop.retriever / "1"), server)
+    prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server(
+        Double(shop.retriever / "1"), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     yield f"grpc://127.0.0.1:{port}/retriever"
@@ -42,7 +47,9 @@ def url(shop):
 
 def test_every_query_of_a_mixed_batch_has_its_answer_or_its_error(url, shop):
     found = client.predict(url, "search_each", {"image_bytes": [shop.images[4], b""], "k": [3, 3]})
-    by_vector = client.predict(url, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]})
+    by_vector = client.predict(
+        url, "search_embedding", {"embedding": shop.embeddings[[4]].tolist(), "k": [3]}
+    )
     assert found["ids"][0] == by_vector["ids"][0]
     assert found["ids"][0][0] == "item 4"
     assert found["error"] == ["", "no bytes"]

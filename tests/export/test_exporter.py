@@ -1,4 +1,5 @@
-"""A version holds what was asked for, a card that describes it, and requests that warm a server up."""
+"""A version holds what was asked for, a card that describes it, and requests that warm a server
+up."""
 
 import dataclasses
 import hashlib
@@ -40,9 +41,13 @@ def version(embedder, tmp_path_factory):
     versions = tmp_path_factory.mktemp("models") / "small"
     (versions / "4").mkdir(parents=True)
     (versions / "4" / "kept").write_text("as it was")
-    options = ExportOptions(formats=FORMATS, max_pixels=250_000, min_cosine=0.9, calibrate="far=0.05")
+    options = ExportOptions(
+        formats=FORMATS, max_pixels=250_000, min_cosine=0.9, calibrate="far=0.05"
+    )
     about = {"metrics": {"recall@1": 0.5}, "flags": {"epochs": "3"}}
-    return export_model(embedder, versions, small_dataset("test"), small_dataset("train"), options, about)
+    return export_model(
+        embedder, versions, small_dataset("test"), small_dataset("train"), options, about
+    )
 
 
 @pytest.mark.slow
@@ -50,8 +55,16 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
     assert version.name == "5"
     assert (version.parent / "4" / "kept").read_text() == "as it was"
     assert sorted(entry.name for entry in version.parent.iterdir()) == ["4", "5"]
-    files = {entry.relative_to(version).as_posix() for entry in version.rglob("*") if entry.is_file()}
-    assert {"saved_model.pb", "litert/float32.tflite", "litert/int8.tflite", CARD, WARM_UP.as_posix()} <= files
+    files = {
+        entry.relative_to(version).as_posix() for entry in version.rglob("*") if entry.is_file()
+    }
+    assert {
+        "saved_model.pb",
+        "litert/float32.tflite",
+        "litert/int8.tflite",
+        CARD,
+        WARM_UP.as_posix(),
+    } <= files
     card = json.loads((version / CARD).read_text())
     assert card["fingerprint"] == fingerprint(embedder)
     assert EvaluationTransform(**card["view"]) == EvaluationTransform(40, 32, "squash")
@@ -65,7 +78,12 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
             assert described == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         measured = artifact["acceptance"]
         assert measured["images"] == 24
-        assert artifact["tolerance"]["min_cosine"] == 0.9 <= measured["min_cosine"] <= measured["mean_cosine"]
+        assert (
+            artifact["tolerance"]["min_cosine"]
+            == 0.9
+            <= measured["min_cosine"]
+            <= measured["mean_cosine"]
+        )
     assert card["artifacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
 
 
@@ -73,10 +91,16 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
 def test_the_card_holds_the_threshold_of_each_format(version, embedder):
     """Equal to `calibrate` on the vectors that each file gives here."""
     card, test = json.loads((version / CARD).read_text()), small_dataset("test")
-    assert card["calibrated_on"] == {"dataset": "small", "split": "test", "classes": list(range(100, 106))}
+    assert card["calibrated_on"] == {
+        "dataset": "small",
+        "split": "test",
+        "classes": list(range(100, 106)),
+    }
     vectors = {"": np.asarray(embedder(evaluation_views(embedder, test)))}
     for name in ("float32", "int8"):
-        vectors[f"litert_{name}"] = load_backend(version / "litert" / f"{name}.tflite").embed(test, 32)
+        vectors[f"litert_{name}"] = load_backend(version / "litert" / f"{name}.tflite").embed(
+            test, 32
+        )
     thresholds = set()
     for name, own in vectors.items():
         stored = card["artifacts"][name]["calibration"] if name else card["calibration"]
@@ -92,7 +116,10 @@ def test_a_threshold_is_measured_read_from_a_file_or_refused(tmp_path):
     test, file = small_dataset("test"), tmp_path / "threshold.json"
     vectors = np.random.default_rng(0).normal(size=(len(test), 3)).astype("float32")
     near = calibrate(vectors, test.labels, far=0.05, distance="euclidean")
-    stored, cosine = near.to_dict(), calibrate(vectors, test.labels, far=0.05, distance="cosine").to_dict()
+    stored, cosine = (
+        near.to_dict(),
+        calibrate(vectors, test.labels, far=0.05, distance="cosine").to_dict(),
+    )
     trained_on = dataclasses.replace(test, split="train")
 
     def choose(option, content=None, train=None):
@@ -123,7 +150,10 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_version(embedder, tmp_
             export_model(embedder, tmp_path / "out", test, options=options)
     assert not list(tmp_path.rglob("*.*"))
     monkeypatch.setattr("keras.backend.backend", lambda: "jax")
-    for export in (lambda: export_model(None, tmp_path, test), lambda: export_saved_model(None, tmp_path)):
+    for export in (
+        lambda: export_model(None, tmp_path, test),
+        lambda: export_saved_model(None, tmp_path),
+    ):
         with pytest.raises(UserError, match="KERAS_BACKEND"):
             export()
 
@@ -135,20 +165,34 @@ def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(24) // 4)
     head = Head(6, embedding_dim=4)
     head.build((None, 6))
-    formats = ["saved_model", "litert_float32", *(["onnx"] if importlib.util.find_spec("tf2onnx") else [])]
+    formats = [
+        "saved_model",
+        "litert_float32",
+        *(["onnx"] if importlib.util.find_spec("tf2onnx") else []),
+    ]
     version = export_model(head, tmp_path / "head", dataset, options=ExportOptions(formats=formats))
     card = json.loads((version / CARD).read_text())
     assert (card["view"], card["signatures"]) == ({"dimension": 6}, ["serving_default"])
-    assert all(artifact["acceptance"]["max_difference"] < 1e-5 for artifact in card["artifacts"].values())
+    assert all(
+        artifact["acceptance"]["max_difference"] < 1e-5 for artifact in card["artifacts"].values()
+    )
     served = tf.saved_model.load(str(version)).signatures["serving_default"]
     projected = vectors.astype(float) @ np.array(head.dense.kernel) + np.array(head.dense.bias)
     expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
-    np.testing.assert_allclose(served(vectors=tf.constant(vectors))["embedding"], expected, atol=1e-6)
+    np.testing.assert_allclose(
+        served(vectors=tf.constant(vectors))["embedding"], expected, atol=1e-6
+    )
     assert served(vectors=tf.zeros((0, 6)))["embedding"].shape == (0, 4)
 
 
 def test_faults():
-    fine = {"images": 400, "min_cosine": 0.99, "max_difference": 0.01, "max_length_error": 1e-6, "recall@1_drop": 0.005}
+    fine = {
+        "images": 400,
+        "min_cosine": 0.99,
+        "max_difference": 0.01,
+        "max_length_error": 1e-6,
+        "recall@1_drop": 0.005,
+    }
     for changes, names in (
         ({}, []),
         ({"min_cosine": 0.9799}, ["min_cosine"]),
@@ -159,18 +203,25 @@ def test_faults():
         ({"recall@1_drop": 0.0126}, ["recall@1_drop"]),
         ({"recall@1_drop": None}, []),
     ):
-        faults = faults_of({**fine, **changes}, Tolerance(min_cosine=0.98, max_recall_drop=0.01, max_difference=0.1))
+        faults = faults_of(
+            {**fine, **changes},
+            Tolerance(min_cosine=0.98, max_recall_drop=0.01, max_difference=0.1),
+        )
         assert [fault.split()[0] for fault in faults] == names
 
 
 def test_measures_are_those_of_a_loop_over_the_images():
     dataset, rng = small_dataset("test"), np.random.default_rng(0)
-    ours, theirs = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in rng.normal(size=(2, len(dataset), 8)))
+    ours, theirs = (
+        x / np.linalg.norm(x, axis=1, keepdims=True) for x in rng.normal(size=(2, len(dataset), 8))
+    )
     measures = compare_vectors(ours, theirs, dataset)
     cosines, hits = [], []
     for i in range(len(ours)):
         cosines.append(sum(float(a) * float(b) for a, b in zip(ours[i], theirs[i], strict=True)))
-        distances = [np.inf if j == i else ((theirs[i] - theirs[j]) ** 2).sum() for j in range(len(ours))]
+        distances = [
+            np.inf if j == i else ((theirs[i] - theirs[j]) ** 2).sum() for j in range(len(ours))
+        ]
         hits.append(dataset.labels[int(np.argmin(distances))] == dataset.labels[i])
     assert measures["images"] == len(dataset)
     assert measures["min_cosine"] == pytest.approx(min(cosines), abs=1e-6)
@@ -197,7 +248,11 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     real, other = exporter.convert_litert, small_embedder(1)
     converted = real(other)
     monkeypatch.setattr(exporter, "convert_litert", lambda *_: converted)
-    models, test, options = tmp_path / "models", small_dataset("test"), ExportOptions(formats=["litert_float16"])
+    models, test, options = (
+        tmp_path / "models",
+        small_dataset("test"),
+        ExportOptions(formats=["litert_float16"]),
+    )
     with pytest.raises(UserError, match="litert_float16: min_cosine"):
         export_model(small_embedder(), models, test, options=options)
     assert not list(models.iterdir())
@@ -210,7 +265,11 @@ def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
 
 
 def test_options_out_of_range_are_named():
-    for name, value in (("formats", ["onnxx"]), ("min_cosine", float("nan")), ("calibrate", "far=2")):
+    for name, value in (
+        ("formats", ["onnxx"]),
+        ("min_cosine", float("nan")),
+        ("calibrate", "far=2"),
+    ):
         with pytest.raises(UserError, match=f"`{name}"):
             ExportOptions(**{name: value})
     assert ExportOptions(["onnx", "litert_int8", "litert_int8"]).formats == ("litert_int8", "onnx")

@@ -19,7 +19,9 @@ VIEWS = np.random.default_rng(0).integers(0, 256, (5, SIZE, SIZE, 3)).astype(np.
 @pytest.mark.parametrize("family", OWN)
 def test_litert_and_onnx_files_give_the_embedders_vectors(tmp_path, family):
     name, _ = preset(tmp_path / family, family)
-    embedder = Embedder(backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE, pooling=OWN[family])
+    embedder = Embedder(
+        backbones.resolve(name, SIZE), embedding_dim=8, image_size=SIZE, pooling=OWN[family]
+    )
     embedder.build((None, SIZE, SIZE, 3))
     expected = keras.ops.convert_to_numpy(embedder(VIEWS))
     interpreter = pytest.importorskip("ai_edge_litert.interpreter").Interpreter

@@ -31,7 +31,9 @@ def test_savedmodel_and_retriever_run_with_tensorflow_alone(shop, tmp_path):
         (photos / f"class{seed}").mkdir(parents=True)
         (photos / f"class{seed}" / "photo.jpg").write_bytes(picture(seed))
     version = shop.embedder / "1"
-    retriever = Retriever.build(version, load("folder", photos, "all"), tmp_path / "retriever", directory=photos)
+    retriever = Retriever.build(
+        version, load("folder", photos, "all"), tmp_path / "retriever", directory=photos
+    )
     query = photos / "class2" / "photo.jpg"
     words = ["-c", TENSORFLOW_ALONE, query, version, retriever.path, tmp_path / "vector.npy"]
     assert run_python(*words, cwd=tmp_path).stdout.strip() == "class2/photo.jpg"

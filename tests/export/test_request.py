@@ -1,4 +1,5 @@
-"""A bad image in a request: an error that names it, or a defined result; never a crash, never another's result.
+"""A bad image in a request: an error that names it, or a defined result; never a crash, never
+another's result.
 
 What a header promises is read in the graph as Pillow reads it, without decoding.
 """
@@ -55,8 +56,14 @@ BAD = {
     "GIF": (picture(2, form="GIF"), "not a JPEG, PNG or WebP image"),
     "truncated WebP": (picture(2, form="WEBP")[:100], "damaged"),
     "animated WebP": (animated_webp(), "damaged"),
-    "PNG bomb": (png(30_000, 30_000, pixels=b""), "30000 x 30000 pixels, more than the limit of 500000"),
-    "JPEG bomb": (jpeg_promising(30_000, 30_000), "30000 x 30000 pixels, more than the limit of 500000"),
+    "PNG bomb": (
+        png(30_000, 30_000, pixels=b""),
+        "30000 x 30000 pixels, more than the limit of 500000",
+    ),
+    "JPEG bomb": (
+        jpeg_promising(30_000, 30_000),
+        "30000 x 30000 pixels, more than the limit of 500000",
+    ),
     "PNG without size": (png(0, 10), "no size"),
     "line of pixels": (picture(3, 1, 5000, "PNG"), "5000 x 1 pixels, so narrow"),
 }
@@ -75,17 +82,23 @@ def embed(served, images, signature="serving_default"):
 def test_each_image_of_a_batch_gets_its_own_result_or_error_and_the_first_bad_one_is_named(served):
     good = {place: picture(place, 40 + place) for place in (0, 3, 7)}
     bad = dict(zip((place for place in range(20) if place not in good), BAD.values(), strict=False))
-    images = [good[place] if place in good else bad[place][0] for place in range(len(good) + len(bad))]
+    images = [
+        good[place] if place in good else bad[place][0] for place in range(len(good) + len(bad))
+    ]
     answer = embed(served, images, "embed_each")
     alone = {place: embed(served, [image])["embedding"][0].numpy() for place, image in good.items()}
-    for place, (vector, error) in enumerate(zip(answer["embedding"], answer["error"].numpy(), strict=True)):
+    for place, (vector, error) in enumerate(
+        zip(answer["embedding"], answer["error"].numpy(), strict=True)
+    ):
         if place in good:
             assert error == b""
             np.testing.assert_allclose(vector, alone[place], atol=1e-6)
         else:
             assert bad[place][1] in error.decode()
             np.testing.assert_array_equal(vector, np.zeros(8))
-            with pytest.raises(tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 2: ") as raised:
+            with pytest.raises(
+                tf.errors.InvalidArgumentError, match=r"image_bytes\[1\] of 2: "
+            ) as raised:
                 embed(served, [good[0], images[place]])
             assert bad[place][1] in str(raised.value)
 
@@ -94,7 +107,9 @@ def test_each_image_of_a_batch_gets_its_own_result_or_error_and_the_first_bad_on
 def test_empty_batches_and_images_of_one_pixel(served):
     assert embed(served, [], "embed_each")["embedding"].shape == (0, 8)
     of_images = served.signatures["embed_images"]
-    vectors = embed(served, [picture(5, 1, 1, form) for form in ("JPEG", "PNG", "WEBP")])["embedding"]
+    vectors = embed(served, [picture(5, 1, 1, form) for form in ("JPEG", "PNG", "WEBP")])[
+        "embedding"
+    ]
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, atol=1e-5)
     for shape in ((2, 0, 5, 3), (1, 5, 0, 3), (1, 1, 5000, 3), (1, 1000, 1000, 3)):
         with pytest.raises(tf.errors.InvalidArgumentError, match="images: "):

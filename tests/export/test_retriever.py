@@ -34,14 +34,22 @@ def signatures(retriever):
 
 def by_hand(queries, gallery, k):
     """Rows and Euclidean distances, in float64."""
-    distances = np.linalg.norm(queries[:, None].astype(np.float64) - gallery[None].astype(np.float64), axis=-1)
+    distances = np.linalg.norm(
+        queries[:, None].astype(np.float64) - gallery[None].astype(np.float64), axis=-1
+    )
     rows = np.argsort(distances, axis=1, kind="stable")[:, :k]
     return rows, np.take_along_axis(distances, rows, 1)
 
 
 def search(signatures, name, k, **inputs):
-    tensors = {key: tf.constant(value, tf.string if key == "image_bytes" else None) for key, value in inputs.items()}
-    return {key: value.numpy() for key, value in signatures[name](**tensors, k=tf.constant(k, tf.int32)).items()}
+    tensors = {
+        key: tf.constant(value, tf.string if key == "image_bytes" else None)
+        for key, value in inputs.items()
+    }
+    return {
+        key: value.numpy()
+        for key, value in signatures[name](**tensors, k=tf.constant(k, tf.int32)).items()
+    }
 
 
 def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
@@ -51,12 +59,19 @@ def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
     result = retriever.search(queries, 5)
     np.testing.assert_array_equal(result.indices, rows)
     np.testing.assert_allclose(result.distances, distances, atol=1e-6)
-    np.testing.assert_allclose(result.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6)
+    np.testing.assert_allclose(
+        result.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6
+    )
     assert result.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
     assert result.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
     np.testing.assert_array_equal(result.labels, rows // 3)
-    assert json.loads(result.metadata[0, 0]) == {"class": f"class {rows[0, 0] // 3}", "path": f"item {rows[0, 0]}"}
-    np.testing.assert_array_equal(result.accepted, result.distances <= np.float32(SEARCHED.threshold))
+    assert json.loads(result.metadata[0, 0]) == {
+        "class": f"class {rows[0, 0] // 3}",
+        "path": f"item {rows[0, 0]}",
+    }
+    np.testing.assert_array_equal(
+        result.accepted, result.distances <= np.float32(SEARCHED.threshold)
+    )
     assert result.known.tolist() == result.accepted.any(axis=1).tolist()
 
 
@@ -64,7 +79,13 @@ def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     (tmp_path / "query.png").write_bytes(shop.images[0])
     expected = retriever.search([shop.images[0]], 3)
     vector = retriever.embed(shop.images[0])
-    forms = (shop.images[0], tmp_path / "query.png", [str(tmp_path / "query.png")], vector[0], 7 * vector.astype(float))
+    forms = (
+        shop.images[0],
+        tmp_path / "query.png",
+        [str(tmp_path / "query.png")],
+        vector[0],
+        7 * vector.astype(float),
+    )
     for query in forms:
         result = retriever.search(query, 3)
         np.testing.assert_array_equal(result.ids, expected.ids)
@@ -119,18 +140,27 @@ def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
     gallery = {"embeddings": tf.constant(shop.embeddings), **columns}
     queries = tf.constant(shop.embeddings[:2])
     assert search_embedding(gallery, queries, tf.constant(10))["ids"].shape == (2, 10)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="and 20 neighbors in all at most; k is 11, for 2 queries"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match="and 20 neighbors in all at most; k is 11, for 2 queries",
+    ):
         search_embedding(gallery, queries, tf.constant(11))
 
 
 @pytest.mark.slow
 def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
-    """TF Serving loads a version into a session, where variables are restored by other means than in Python."""
+    """TF Serving loads a version into a session, where variables are restored by other means than
+    in Python."""
     expected = retriever.search(list(shop.images[:2]), 3)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        loaded = tf.compat.v1.saved_model.load(session, ["serve"], str(shop.retriever / "1")).signature_def
+        loaded = tf.compat.v1.saved_model.load(
+            session, ["serve"], str(shop.retriever / "1")
+        ).signature_def
         signature = loaded["search_bytes"]
-        feed = {signature.inputs["image_bytes"].name: list(shop.images[:2]), signature.inputs["k"].name: 3}
+        feed = {
+            signature.inputs["image_bytes"].name: list(shop.images[:2]),
+            signature.inputs["k"].name: 3,
+        }
         ids = session.run(signature.outputs["ids"].name, feed)
     assert [[text.decode() for text in line] for line in ids] == expected.ids.tolist()
 
@@ -141,7 +171,9 @@ def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatur
     for record in tf.data.TFRecordDataset(str(shop.retriever / "1" / WARM_UP)):
         request = logs.PredictionLog.FromString(record.numpy()).predict_log.request
         names.append(request.model_spec.signature_name)
-        inputs = {key: tf.constant(tf.make_ndarray(tensor)) for key, tensor in request.inputs.items()}
+        inputs = {
+            key: tf.constant(tf.make_ndarray(tensor)) for key, tensor in request.inputs.items()
+        }
         answer = signatures[names[-1]](**inputs)
         assert not any(answer.get("error", tf.constant([b""])).numpy())
         sizes |= {len(value) for value in inputs.values()}
@@ -157,7 +189,9 @@ def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_
     second = Retriever.build(first.path, [first.gallery(), new], tmp_path / "versions")
     assert (second.path.name, len(second), len(first)) == ("2", 13, 12)
     assert second.search(picture(77), 1).ids.tolist() == [["new"]]
-    np.testing.assert_allclose(second.gallery().embeddings[:12], first.gallery().embeddings, atol=1e-6)
+    np.testing.assert_allclose(
+        second.gallery().embeddings[:12], first.gallery().embeddings, atol=1e-6
+    )
     # Whoever has loaded a version keeps it.
     shutil.rmtree(first.path)
     assert first.search(shop.images[3], 1).ids.tolist() == [["item 3"]]
@@ -168,11 +202,21 @@ def test_a_larger_gallery_is_another_version_around_the_same_embedder(shop, tmp_
 def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, tmp_path):
     shutil.copytree(shop.embedder, tmp_path / "embedder")
     file = tmp_path / "embedder" / "1" / "model_card.json"
-    card = {"trained_on": [f"0 {label}" for label in range(5)], "view": view_of(small_embedder()), "fingerprint": "f"}
+    card = {
+        "trained_on": [f"0 {label}" for label in range(5)],
+        "view": view_of(small_embedder()),
+        "fingerprint": "f",
+    }
     file.write_text(json.dumps(card))
-    rng, labels, folder = np.random.default_rng(0), np.repeat(np.arange(20), 6), tmp_path / "retriever"
+    rng, labels, folder = (
+        np.random.default_rng(0),
+        np.repeat(np.arange(20), 6),
+        tmp_path / "retriever",
+    )
     x = rng.normal(size=(20, 8))[labels] + 0.5 * rng.normal(size=(120, 8))
-    items = Gallery(x.astype("float32"), [*map(str, range(120))], [f"0 {label}" for label in labels], [{}] * 120)
+    items = Gallery(
+        x.astype("float32"), [*map(str, range(120))], [f"0 {label}" for label in labels], [{}] * 120
+    )
     retriever = Retriever.build(tmp_path / "embedder", items, folder, calibration="fpir=0.05")
     gallery = retriever.gallery()
     names = np.array(gallery.classes)
@@ -203,8 +247,11 @@ def units(rng, count, dimensions):
 @given(st.integers(0, 10**6), st.integers(0, 4), st.integers(1, 40), st.integers(0, 50))
 def test_ties_are_in_the_order_of_rows(seed, batch, count, k):
     rng = np.random.default_rng(seed)
-    # Vectors of length 1 in whose products float32 makes no error, and which are often equally near.
-    queries, gallery = (rng.choice([-0.5, 0.5], size=(rows, 4)).astype(np.float32) for rows in (batch, count))
+    # Vectors of length 1 in whose products float32 makes no error, and which are often equally
+    # near.
+    queries, gallery = (
+        rng.choice([-0.5, 0.5], size=(rows, 4)).astype(np.float32) for rows in (batch, count)
+    )
     rows, squares = nearest(tf.constant(queries), tf.constant(gallery), tf.constant(k))
     expected_rows, expected_distances = by_hand(queries, gallery, k)
     assert rows.shape == (batch, min(k, count))
@@ -213,8 +260,11 @@ def test_ties_are_in_the_order_of_rows(seed, batch, count, k):
 
 
 def test_equally_near_rows_are_in_order_also_where_their_products_are_not():
-    """Lengths differ, as much as rounding lets them differ, so that the later row has the larger product."""
-    gallery = np.array([[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32)
+    """Lengths differ, as much as rounding lets them differ, so that the later row has the larger
+    product."""
+    gallery = np.array(
+        [[0.5, 0.25], [0.75, 0.5], [0.75, -0.5], [0.5, -0.25], [-1.0, 0.0]], np.float32
+    )
     for k in (1, 2, 3, 4, 5):
         rows, _ = nearest(tf.constant([[1.0, 0.0]]), tf.constant(gallery), tf.constant(k))
         assert rows.numpy().tolist() == [[0, 1, 2, 3, 4][:k]]
@@ -260,7 +310,9 @@ def test_galleries_that_cannot_be(shop, tmp_path):
         (np.eye(2), "ab", {"a": float("nan")}, "JSON"),
     ):
         with pytest.raises(UserError, match=message):
-            Gallery(np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)).columns()
+            Gallery(
+                np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)
+            ).columns()
     with pytest.raises(UserError, match="7 dimensions"):
         Retriever.build(shop.embedder, Gallery(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path)
     gallery = Gallery(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
@@ -276,7 +328,9 @@ def test_classes_go_by_name():
     assert columns["labels"].tolist() == [1, 3, 2, 1, -1, 0]
 
 
-def test_images_of_a_folder_have_their_classes_and_bad_ones_are_left_out_only_when_asked(shop, tmp_path, retriever):
+def test_images_of_a_folder_have_their_classes_and_bad_ones_are_left_out_only_when_asked(
+    shop, tmp_path, retriever
+):
     photos, lines = tmp_path / "photos", []
     for name, image in zip(("van/1.jpg", "coupe/b/2.PNG", "van/.4.jpg"), shop.images, strict=False):
         (photos / name).parent.mkdir(parents=True, exist_ok=True)
@@ -303,7 +357,9 @@ def test_what_is_no_retriever_or_damaged_is_refused(shop, tmp_path):
         shutil.copytree(shop.retriever / "1", tmp_path / "1", dirs_exist_ok=True)
         card = tmp_path / "1" / "retriever.json"
         content = {**json.loads(card.read_text()), **values}
-        card.write_text(json.dumps({key: value for key, value in content.items() if value != "gone"}))
+        card.write_text(
+            json.dumps({key: value for key, value in content.items() if value != "gone"})
+        )
         if model is not None:
             (tmp_path / "1" / "saved_model.pb").write_bytes(model)
         return Retriever.load(tmp_path)

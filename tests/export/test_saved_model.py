@@ -1,4 +1,5 @@
-"""The exported SavedModel gives the embedder's vectors, of encoded and of decoded images, in every view."""
+"""The exported SavedModel gives the embedder's vectors, of encoded and of decoded images, in every
+view."""
 
 import concurrent.futures
 import os
@@ -43,11 +44,15 @@ def version(embedder, tmp_path_factory):
     return export_saved_model(embedder, tmp_path_factory.mktemp("models") / "model")
 
 
-def test_it_is_the_first_version_and_gives_the_embedders_vectors_of_every_kind_of_image(embedder, version):
+def test_it_is_the_first_version_and_gives_the_embedders_vectors_of_every_kind_of_image(
+    embedder, version
+):
     assert [entry.name for entry in version.parent.iterdir()] == ["1"]
     assert difference(embedder, version, pictures()) <= 1e-5
     images = np.random.default_rng(1).integers(0, 255, (3, 70, 50, 3)).astype(np.uint8)
-    vectors = tf.saved_model.load(version).signatures["embed_images"](images=tf.constant(images))["embedding"]
+    vectors = tf.saved_model.load(version).signatures["embed_images"](images=tf.constant(images))[
+        "embedding"
+    ]
     expected = embedder(EvaluationTransform.of(embedder)(tf.constant(images)))
     np.testing.assert_allclose(vectors, expected, atol=1e-5)
 
@@ -55,11 +60,16 @@ def test_it_is_the_first_version_and_gives_the_embedders_vectors_of_every_kind_o
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "color"), [("squash", (0, 0, 0)), ("pad", (255, 255, 255))])
 def test_every_form_of_the_evaluation_view_is_in_the_export(mode, color, tmp_path):
-    shaped = Embedder("conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode, pad_color=color)
+    shaped = Embedder(
+        "conv4", embedding_dim=8, image_size=28, resize=32, resize_mode=mode, pad_color=color
+    )
     shaped.build((None, 28, 28, 3))
     path = export_saved_model(shaped, tmp_path)
     assert EvaluationTransform.of(shaped) == EvaluationTransform(32, 28, mode, color)
-    assert difference(shaped, path, [picture(0, 40, 90), picture(1, 70, 30), picture(2, 20, 20)]) < 1e-5
+    assert (
+        difference(shaped, path, [picture(0, 40, 90), picture(1, 70, 30), picture(2, 20, 20)])
+        < 1e-5
+    )
 
 
 def test_a_network_that_calls_python_is_refused():
@@ -67,7 +77,9 @@ def test_a_network_that_calls_python_is_refused():
 
     class Doubling(keras.layers.Layer):
         def call(self, x):
-            return tf.ensure_shape(tf.numpy_function(lambda value: 2 * value, [x], tf.float32), x.shape)
+            return tf.ensure_shape(
+                tf.numpy_function(lambda value: 2 * value, [x], tf.float32), x.shape
+            )
 
     inputs = keras.Input((28, 28, 3))
     embedder = Embedder(keras.Model(inputs, Doubling()(inputs)), embedding_dim=4, image_size=28)
@@ -108,12 +120,17 @@ def test_a_failure_leaves_no_version_and_what_was_killed_is_removed_by_the_next(
     for process in (killed.pid, os.getppid()):
         (tmp_path / "c" / f".partial-{process}-x").mkdir()
     write(tmp_path / "c", "new")
-    assert sorted(entry.name for entry in (tmp_path / "c").iterdir()) == [f".partial-{os.getppid()}-x", "1"]
+    assert sorted(entry.name for entry in (tmp_path / "c").iterdir()) == [
+        f".partial-{os.getppid()}-x",
+        "1",
+    ]
 
 
 def test_exporters_at_once_get_numbers_of_their_own(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda number: write(tmp_path, str(number)), range(24)))
     assert sorted(int(path.name) for path in paths) == list(range(1, 25))
-    assert [(path / "below" / "file").read_text() for path in paths] == [str(number) for number in range(24)]
+    assert [(path / "below" / "file").read_text() for path in paths] == [
+        str(number) for number in range(24)
+    ]
     assert len(list(tmp_path.iterdir())) == 24

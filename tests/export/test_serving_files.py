@@ -18,13 +18,17 @@ FIELDS = {
     "monitoring.config": "prometheus_config enable path",
 }
 COMPOSE = yaml.safe_load((EXPORT / "docker-compose.yml").read_text())["services"]["serving"]
-KUBERNETES = {entry["kind"]: entry for entry in yaml.safe_load_all((EXPORT / "kubernetes.yaml").read_text())}
+KUBERNETES = {
+    entry["kind"]: entry for entry in yaml.safe_load_all((EXPORT / "kubernetes.yaml").read_text())
+}
 (CONTAINER,) = KUBERNETES["Deployment"]["spec"]["template"]["spec"]["containers"]
 
 
 def test_models_batching_and_monitoring_are_what_tf_serving_reads():
     text = (EXPORT / "models.config").read_text()
-    models = text_format.Parse(text, model_server_config_pb2.ModelServerConfig()).model_config_list.config
+    models = text_format.Parse(
+        text, model_server_config_pb2.ModelServerConfig()
+    ).model_config_list.config
     assert {(model.name, model.base_path) for model in models} == {
         ("embedder", "/models/embedder"),
         ("retriever", "/models/retriever"),
@@ -33,9 +37,14 @@ def test_models_batching_and_monitoring_are_what_tf_serving_reads():
         # One version serves while the next is loaded, and can be asked for by number after it.
         assert model.model_version_policy.latest.num_versions == 2
     for name, fields in FIELDS.items():
-        assert {*re.findall(r"^\s*(\w+)\s*[:{]", (EXPORT / name).read_text(), re.M)} <= {*fields.split()}
+        assert {*re.findall(r"^\s*(\w+)\s*[:{]", (EXPORT / name).read_text(), re.M)} <= {
+            *fields.split()
+        }
     for probe in ("startupProbe", "readinessProbe"):
-        assert CONTAINER[probe]["httpGet"]["path"] in ("/v1/models/embedder", "/v1/models/retriever")
+        assert CONTAINER[probe]["httpGet"]["path"] in (
+            "/v1/models/embedder",
+            "/v1/models/retriever",
+        )
 
 
 def test_compose_and_kubernetes_start_the_server_alike():

@@ -40,8 +40,14 @@ def s3_address():
 
 @pytest.fixture
 def s3(s3_address, monkeypatch):
-    names = {name.upper(): value for name, value in KEYS.items()} | {"AWS_DEFAULT_REGION": "us-east-1"}
-    for name, value in {**names, "AWS_EC2_METADATA_DISABLED": "true", "AWS_ENDPOINT_URL": s3_address}.items():
+    names = {name.upper(): value for name, value in KEYS.items()} | {
+        "AWS_DEFAULT_REGION": "us-east-1"
+    }
+    for name, value in {
+        **names,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ENDPOINT_URL": s3_address,
+    }.items():
         monkeypatch.setenv(name, value)
     files._arrow.cache_clear()
     yield Bucket(s3_address)

@@ -1,4 +1,5 @@
-"""Files are written whole or not at all, wherever their path leads; what killed processes leave; JSON from anyone."""
+"""Files are written whole or not at all, wherever their path leads; what killed processes leave;
+JSON from anyone."""
 
 import errno
 import glob
@@ -38,7 +39,9 @@ def test_a_link_is_followed_and_who_reads_the_old_file_has_it_whole(tmp_path):
     assert sorted(os.listdir(tmp_path / "there")) == ["new.json", "old.json"]
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), KeyError()])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), KeyError()]
+)
 def test_what_fails_leaves_the_old_file_and_nothing_else(error, tmp_path):
     path = tmp_path / "metrics.json"
     path.write_bytes(b"old")
@@ -58,7 +61,12 @@ def test_what_fails_leaves_the_old_file_and_nothing_else(error, tmp_path):
 def test_places_that_no_file_can_be_written_to_are_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder" / "new")
-    for path in (tmp_path / "folder", tmp_path / "no" / "such", pathlib.Path(os.devnull), "memory://nowhere/file"):
+    for path in (
+        tmp_path / "folder",
+        tmp_path / "no" / "such",
+        pathlib.Path(os.devnull),
+        "memory://nowhere/file",
+    ):
         with pytest.raises(UserError, match="json"):
             files.require_writable(path, "json")
     for path in (tmp_path / "folder", tmp_path / "no" / "such", os.devnull):
@@ -92,7 +100,13 @@ def test_what_ended_processes_left_is_swept_and_nothing_else(tmp_path):
     (tmp_path / f".partial-{dead}-folder" / "below").mkdir(parents=True)
     (tmp_path / f".partial-{dead}-file").touch()
     (tmp_path / f".partial-{dead}-link").symlink_to(tmp_path / "kept")
-    names = {"kept", ".partial-x", f".partial-{os.getpid()}-file", f"partial-{dead}-file", f".partial-{'9' * 200}-x"}
+    names = {
+        "kept",
+        ".partial-x",
+        f".partial-{os.getpid()}-file",
+        f"partial-{dead}-file",
+        f".partial-{'9' * 200}-x",
+    }
     for name in names:
         (tmp_path / name).touch()
     files.sweep(tmp_path)
@@ -113,7 +127,10 @@ def test_a_lock_is_refused_or_waited_for_and_free_after_a_kill(tmp_path):
     thread.start()
     entered.wait(10)
     assert all(map(files.is_debris, os.listdir(tmp_path)))
-    with pytest.raises(UserError, match=r"^`out=.*`: another process is writing"), files.locked(tmp_path, "out"):
+    with (
+        pytest.raises(UserError, match=r"^`out=.*`: another process is writing"),
+        files.locked(tmp_path, "out"),
+    ):
         pass
     threading.Timer(0.1, leave.set).start()
     with files.locked(tmp_path, "out", wait=True):
@@ -132,17 +149,30 @@ def test_a_lock_is_refused_or_waited_for_and_free_after_a_kill(tmp_path):
     assert not os.listdir(tmp_path)
 
 
-NAMES = ["a.jpg", "b.JPG", "note.txt", "x/c.jpg", "x/y/d.png", "x/y/e.jpg", "z (1)/f%20#.jpg", "xx/g.jpg", "[1]/h.jpg"]
+NAMES = [
+    "a.jpg",
+    "b.JPG",
+    "note.txt",
+    "x/c.jpg",
+    "x/y/d.png",
+    "x/y/e.jpg",
+    "z (1)/f%20#.jpg",
+    "xx/g.jpg",
+    "[1]/h.jpg",
+]
 
 
 @pytest.mark.parametrize(
-    "pattern", ["*.jpg", "**/*.jpg", "x/**/*", "*/*.jpg", "**/y/*", "**/*(1)/*", "*/y/?.png", "none/*x"]
+    "pattern",
+    ["*.jpg", "**/*.jpg", "x/**/*", "*/*.jpg", "**/y/*", "**/*(1)/*", "*/y/?.png", "none/*x"],
 )
 def test_a_pattern_names_what_the_shell_would(pattern, tmp_path):
     for name in NAMES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    expected = [path for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True) if os.path.isfile(path)]
+    expected = [
+        path for path in glob.glob(f"{tmp_path}/{pattern}", recursive=True) if os.path.isfile(path)
+    ]
     if pattern.startswith("none"):
         with pytest.raises(UserError, match="there is no folder"):
             files.find(f"{tmp_path}/{pattern}")
@@ -169,23 +199,38 @@ def test_malformed_files_are_refused_in_one_line_and_sound_ones_read(tmp_path):
         with pytest.raises(UserError, match="is damaged") as error:
             files.read_json(path, {"images": int})
         assert "\n" not in str(error.value), name
-    value = {"images": 3, "share": 1, "names": {str(label): "ü" * 9 for label in range(2000)}, "deep": [[[[{}]]]]}
+    value = {
+        "images": 3,
+        "share": 1,
+        "names": {str(label): "ü" * 9 for label in range(2000)},
+        "deep": [[[[{}]]]],
+    }
     path.write_text(json.dumps(value))
-    assert files.read_json(path, {"images": int, "share": float, "names": dict, "deep": (list, str)}) == value
+    assert (
+        files.read_json(path, {"images": int, "share": float, "names": dict, "deep": (list, str)})
+        == value
+    )
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "a/../../x", "a//b", "gs://b/x", "a\0b", "..\\x", None])
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "a/../../x", "a//b", "gs://b/x", "a\0b", "..\\x", None]
+)
 def test_names_that_lead_out_are_refused(name):
     with pytest.raises(UserError, match=r"manifest\.json names a file outside its folder") as error:
         files.confined("records", name, "records/manifest.json")
     assert "\n" not in str(error.value)
-    assert files.confined("gs://bucket/records", "variables/..a", "") == "gs://bucket/records/variables/..a"
+    assert (
+        files.confined("gs://bucket/records", "variables/..a", "")
+        == "gs://bucket/records/variables/..a"
+    )
 
 
 def test_the_memory_of_the_machine_and_of_the_container_both_count(monkeypatch):
     contents = {}
     monkeypatch.setattr(files, "_content", lambda path: contents.get(path.rpartition("/")[2], ""))
-    monkeypatch.setattr(files.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=4 * 2**20))
+    monkeypatch.setattr(
+        files.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=4 * 2**20)
+    )
     assert files.free_memory() == 4 * 2**20
     contents |= {"memory.max": "3000000\n", "memory.current": "2000000\n"}
     assert files.free_memory() == 1_000_000

@@ -31,7 +31,9 @@ def served(**options):
 
 
 def status(port, host=None, body=b""):
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    ) as connection:
         connection.request("POST", "/", body, headers={} if host is None else {"Host": host})
         return connection.getresponse().status
 
@@ -57,9 +59,21 @@ def test_more_connections_than_allowed_are_refused():
 
 def test_only_names_of_this_machine_are_answered():
     with served() as port:
-        for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", f"[::1]:{port}", "LOCALHOST"):
+        for host in (
+            "localhost",
+            f"localhost:{port}",
+            f"127.0.0.1:{port}",
+            f"[::1]:{port}",
+            "LOCALHOST",
+        ):
             assert status(port, host) == 200, host
-        for host in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "127.0.0.1.nip.io", ""):
+        for host in (
+            "evil.example",
+            f"evil.example:{port}",
+            "localhost.evil.example",
+            "127.0.0.1.nip.io",
+            "",
+        ):
             assert status(port, host) == 400, host
 
 
@@ -72,7 +86,10 @@ def test_bodies_arrive_whole_in_time_or_are_refused():
 
 
 def test_a_taken_port_is_one_line():
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match=r"`port=\d+` of 127.0.0.1"):
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UserError, match=r"`port=\d+` of 127.0.0.1"),
+    ):
         listen("127.0.0.1", taken.getsockname()[1])
     with listen("127.0.0.1", 0) as opened:
         assert address_of(opened, "::1").startswith("http://[::1]:")

@@ -25,7 +25,9 @@ KEYS = ["a/0.jpg", "a/b/1 %20#.jpg", "a/b/2.jpg", "c/3.jpg", "a/note.txt"]
 
 @pytest.mark.slow
 def test_images_are_listed_and_read(s3):
-    objects = {key: models_on_disk.pictures().images.encoded(number) for number, key in enumerate(KEYS)}
+    objects = {
+        key: models_on_disk.pictures().images.encoded(number) for number, key in enumerate(KEYS)
+    }
     objects["a/b/2.jpg"] = objects["a/b/2.jpg"][:100]
     objects["list.csv"] = b"path,label\na/0.jpg,x\ns3://photos/c/3.jpg,y\n"
     for key, data in objects.items():
@@ -44,13 +46,30 @@ def test_images_are_listed_and_read(s3):
     ((expected, _),) = evaluation_batches(readable, transform, 8)
     np.testing.assert_array_equal(views, expected.numpy())
     listed = images_of("s3://photos/list.csv")
-    assert (listed.names, listed.labels.tolist()) == (("s3://photos/a/0.jpg", "s3://photos/c/3.jpg"), [0, 1])
+    assert (listed.names, listed.labels.tolist()) == (
+        ("s3://photos/a/0.jpg", "s3://photos/c/3.jpg"),
+        [0, 1],
+    )
 
 
 def test_local_copies(s3, tmp_path):
     """Downloaded once and whole; files name the URL and not the copy."""
-    addresses = ("s3://b/k", "memory://k", "http://h/v1", "lancedb:///data", "pgvector://h", "runs/cars")
-    assert [files.in_store(address) for address in addresses] == [True, True, False, False, False, False]
+    addresses = (
+        "s3://b/k",
+        "memory://k",
+        "http://h/v1",
+        "lancedb:///data",
+        "pgvector://h",
+        "runs/cars",
+    )
+    assert [files.in_store(address) for address in addresses] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
     assert files.local_copy("runs/cars") == "runs/cars"
     s3.put("runs/cars/flags.txt", b"--seed=1")
     s3.put("runs/cars/checkpoints/1.npz", b"1" * 1000)
@@ -67,7 +86,9 @@ def test_local_copies(s3, tmp_path):
     assert files.as_named(f"{copy}: no model") == f"{RUN}: no model"
 
 
-@pytest.mark.parametrize(("name", "message"), [("../../evil", "outside its folder"), ("half", "0 of 9 bytes")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("../../evil", "outside its folder"), ("half", "0 of 9 bytes")]
+)
 def test_what_leads_out_of_the_folder_or_comes_in_part_is_no_copy(name, message, monkeypatch):
     class Store:
         def find(self, there, detail):
@@ -83,8 +104,19 @@ def test_what_leads_out_of_the_folder_or_comes_in_part_is_no_copy(name, message,
 
 # What the commands below need of a run of a second.
 TINY = [
-    *("--backbone=conv4(width=8)", "--batch_norm=train", "--image_size=28", "--resize=32", "--flip=false"),
-    *("--embedding_dim=8", "--objectives=contrastive", "--classes_per_batch=4", "--images_per_class=2"),
+    *(
+        "--backbone=conv4(width=8)",
+        "--batch_norm=train",
+        "--image_size=28",
+        "--resize=32",
+        "--flip=false",
+    ),
+    *(
+        "--embedding_dim=8",
+        "--objectives=contrastive",
+        "--classes_per_batch=4",
+        "--images_per_class=2",
+    ),
     *("--epochs=5", "--steps_per_epoch=5", "--checkpoint_steps=1", "--seed=3"),
 ]
 
@@ -96,7 +128,9 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
     for number in range(48):
         label = number // 4
         path = tmp_path / "image.png"
-        Image.fromarray(np.random.default_rng(number).integers(0, 255, (32, 32, 3), np.uint8)).save(path)
+        Image.fromarray(np.random.default_rng(number).integers(0, 255, (32, 32, 3), np.uint8)).save(
+            path
+        )
         s3.put(f"images/{number}.png", path.read_bytes())
         rows.append(f"images/{number}.png,{label},{'train' if label < 8 else 'test'}")
     s3.put("list.csv", "\n".join(rows).encode())
@@ -112,7 +146,12 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
     done("train", *TINY, *data, f"--run_dir={local}")
     for file in filter(Path.is_file, local.rglob("*")):
         s3.put(f"runs/a/{file.relative_to(local)}", file.read_bytes())
-    done("evaluate", f"--model={run}", "--json=s3://photos/metrics.json", "--report=s3://photos/reports/a.html")
+    done(
+        "evaluate",
+        f"--model={run}",
+        "--json=s3://photos/metrics.json",
+        "--report=s3://photos/reports/a.html",
+    )
     measured = json.loads(s3.get("metrics.json"))
     assert measured["model"] == run
     trained = json.loads(s3.get("runs/a/result.json"))["metrics"]
@@ -120,6 +159,10 @@ def test_data_and_models_are_read_from_the_store(s3, tmp_path):
     done("embed", f"--model={run}", f"--out={vectors}")
     assert "is finished already" in done("embed", f"--model={run}", f"--out={vectors}")
     assert json.loads(s3.get("vectors/manifest.json"))["model"]["source"].startswith(run)
-    searched = ("--queries=s3://photos/images/4?.png", "--k=2", "--out=s3://photos/neighbors.parquet")
+    searched = (
+        "--queries=s3://photos/images/4?.png",
+        "--k=2",
+        "--out=s3://photos/neighbors.parquet",
+    )
     done("search", f"--gallery={vectors}", f"--model={run}", *searched)
     assert pq.read_table(io.BytesIO(s3.get("neighbors.parquet"))).num_rows == 16

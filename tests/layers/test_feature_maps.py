@@ -7,7 +7,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mathematics import MODES, assert_close, finite_differences, random_batch, value_and_gradients
+from tests.mathematics import (
+    MODES,
+    assert_close,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
 from tfdml.layers import (
     AttentionHeads,
     AttentionPooling2D,
@@ -20,16 +26,22 @@ from tfdml.layers import (
 PIXELS = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3))
 
 
-@pytest.mark.parametrize(("mode", "application"), [("tf", "tf"), ("torch", "torch"), ("caffe", "caffe")])
+@pytest.mark.parametrize(
+    ("mode", "application"), [("tf", "tf"), ("torch", "torch"), ("caffe", "caffe")]
+)
 def test_scaling_is_that_of_keras_applications(mode, application):
-    expected = keras.applications.imagenet_utils.preprocess_input(PIXELS.astype("float32"), mode=application)
+    expected = keras.applications.imagenet_utils.preprocess_input(
+        PIXELS.astype("float32"), mode=application
+    )
     assert_close(InputScaling(mode)(PIXELS.astype("float32")), expected)
 
 
 def test_other_scalings():
     assert_close(InputScaling("none")(PIXELS), PIXELS)
     assert_close(InputScaling("unit")(PIXELS), PIXELS / 255)
-    assert_close(InputScaling("bn_inception")(PIXELS), PIXELS[..., ::-1] - np.array([104, 117, 128]))
+    assert_close(
+        InputScaling("bn_inception")(PIXELS), PIXELS[..., ::-1] - np.array([104, 117, 128])
+    )
     assert_close(InputScaling("googlenet")(PIXELS), PIXELS[..., ::-1] - np.array([104, 117, 123]))
 
 
@@ -58,7 +70,9 @@ def ceil_pool(x, size, stride, cover=False):
 
     out = np.zeros((batch, windows(height), windows(width), channels), x.dtype)
     for b, i, j, c in np.ndindex(out.shape):
-        out[b, i, j, c] = x[b, i * stride : i * stride + size, j * stride : j * stride + size, c].max()
+        out[b, i, j, c] = x[
+            b, i * stride : i * stride + size, j * stride : j * stride + size, c
+        ].max()
     return out
 
 
@@ -134,7 +148,11 @@ def gem_reference(x, p, epsilon=1e-6):
     pooled = np.zeros((x.shape[0], x.shape[3]))
     for b in range(x.shape[0]):
         for c in range(x.shape[3]):
-            values = [max(float(x[b, i, j, c]), epsilon) for i in range(x.shape[1]) for j in range(x.shape[2])]
+            values = [
+                max(float(x[b, i, j, c]), epsilon)
+                for i in range(x.shape[1])
+                for j in range(x.shape[2])
+            ]
             pooled[b, c] = (sum(value**p for value in values) / len(values)) ** (1 / p)
     return pooled
 
@@ -145,7 +163,9 @@ def attention_reference(x, query):
         rows = [x[b, i, j].astype("float64") for i in range(x.shape[1]) for j in range(x.shape[2])]
         fits = np.array([float(row @ query) / x.shape[3] ** 0.5 for row in rows])
         weights = np.exp(fits - fits.max())
-        pooled[b] = sum(weight * row for weight, row in zip(weights / weights.sum(), rows, strict=True))
+        pooled[b] = sum(
+            weight * row for weight, row in zip(weights / weights.sum(), rows, strict=True)
+        )
     return pooled
 
 
@@ -191,18 +211,24 @@ def test_gradients_are_those_of_the_reference(kind, mode):
         return float((reference(x, value) * factors).sum())
 
     np.testing.assert_allclose(value, exact(x, np.array(weight)), rtol=1e-5)
-    for gradient, expected in zip(found, finite_differences(exact, x, np.array(weight)), strict=True):
+    for gradient, expected in zip(
+        found, finite_differences(exact, x, np.array(weight)), strict=True
+    ):
         np.testing.assert_allclose(gradient, expected, rtol=2e-3, atol=2e-4)
 
 
 @pytest.mark.parametrize("layer", [gem(3.0), attention()], ids=["gem", "attention"])
-@pytest.mark.parametrize("x", [np.zeros((1, 4, 5, 6)), np.full((2, 4, 5, 6), -7.0), np.ones((1, 4, 5, 6)) * 1e6])
+@pytest.mark.parametrize(
+    "x", [np.zeros((1, 4, 5, 6)), np.full((2, 4, 5, 6), -7.0), np.ones((1, 4, 5, 6)) * 1e6]
+)
 def test_constant_maps_have_finite_values_and_gradients(layer, x):
     with tf.GradientTape() as tape:
         tensor = tf.constant(x, tf.float32)
         tape.watch(tensor)
         value = tf.reduce_sum(layer(tensor))
-    gradients = tape.gradient(value, [tensor, *(weight.value for weight in layer.trainable_variables)])
+    gradients = tape.gradient(
+        value, [tensor, *(weight.value for weight in layer.trainable_variables)]
+    )
     assert np.isfinite(value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
@@ -255,7 +281,9 @@ def test_each_head_has_its_own_mask(heads):
     output = layer([features, context])
     assert layer.compute_output_shape((features.shape, context.shape)) == output.shape
     layer.convolution.bias.assign(np.linspace(-1, 1, 4 * heads))
-    assert_close(layer([features, context]), reference(features, context, *weights_of(layer), heads))
+    assert_close(
+        layer([features, context]), reference(features, context, *weights_of(layer), heads)
+    )
     masks = keras.ops.convert_to_numpy(layer.masks(context))
     assert masks.shape == (2, heads, 3, 4, 4)
     assert np.all((masks > 0) & (masks < 1))

@@ -25,7 +25,9 @@ def narrow_blocks(monkeypatch):
 
 
 def maps(seed=0, batch=3, height=2, width=2, channels=4, scale=1.0):
-    return (scale * np.random.default_rng(seed).normal(size=(batch, height, width, channels))).astype("float32")
+    return (
+        scale * np.random.default_rng(seed).normal(size=(batch, height, width, channels))
+    ).astype("float32")
 
 
 def layer_for(x, *arguments, **options):
@@ -62,13 +64,20 @@ def test_equals_the_papers_algorithm(mode, batch, height, width, channels, dim, 
 
 
 def weighted_sum(layer, features, weights):
-    return sum(tf.reduce_sum(weight * value) for weight, value in zip(weights, layer(features).values(), strict=True))
+    return sum(
+        tf.reduce_sum(weight * value)
+        for weight, value in zip(weights, layer(features).values(), strict=True)
+    )
 
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("compilation", COMPILATIONS)
-@pytest.mark.parametrize(("mode", "orders"), [("cascaded", 4), ("cascaded", [3, 5]), ("independent", 3), ("random", 4)])
-def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode, orders, compilation):
+@pytest.mark.parametrize(
+    ("mode", "orders"), [("cascaded", 4), ("cascaded", [3, 5]), ("independent", 3), ("random", 4)]
+)
+def test_gradient_reaches_the_features_and_every_projection(
+    narrow_blocks, mode, orders, compilation
+):
     x = maps(2, 2, 2, 1, 3)
     layer = layer_for(x, orders, 7, mode)
     weights = np.random.default_rng(3).normal(size=(len(layer.orders), 2, 7)).astype("float32")
@@ -77,11 +86,16 @@ def test_gradient_reaches_the_features_and_every_projection(narrow_blocks, mode,
 
     def reference(features, *projections):
         found = slow.moments(features, projections or values(layer.projections), layer.orders, mode)
-        return sum(np.sum(weight * value) for weight, value in zip(weights, found.values(), strict=True))
+        return sum(
+            np.sum(weight * value) for weight, value in zip(weights, found.values(), strict=True)
+        )
 
     expected = finite_differences(reference, x, *map(np.asarray, trained))
     _, gradients = value_and_gradients(
-        lambda features: weighted_sum(layer, features, weights), x, mode=compilation, weights=trained
+        lambda features: weighted_sum(layer, features, weights),
+        x,
+        mode=compilation,
+        weights=trained,
     )
     for actual, wanted in zip(gradients, expected, strict=True):
         assert np.any(wanted)
@@ -141,7 +155,9 @@ def test_products_are_float32_under_a_mixed_policy(mode, policy):
         # Products of order 5 near 1e10, far above what float16 holds.
         x = tf.cast(100 * maps(), POLICIES[policy])
         layer = layer_for(x, 5, 8, mode)
-        expected = slow.moments(np.asarray(tf.cast(x, "float64")), values(layer.projections), layer.orders, mode)
+        expected = slow.moments(
+            np.asarray(tf.cast(x, "float64")), values(layer.projections), layer.orders, mode
+        )
         for order, value in layer(x).items():
             assert value.dtype == tf.float32
             assert_close(value, expected[order])
@@ -149,7 +165,11 @@ def test_products_are_float32_under_a_mixed_policy(mode, policy):
 
 def graph_nodes(function):
     graph = function.get_concrete_function().graph.as_graph_def(add_shapes=True)
-    return [node for body in (graph.node, *(f.node_def for f in graph.library.function)) for node in body]
+    return [
+        node
+        for body in (graph.node, *(f.node_def for f in graph.library.function))
+        for node in body
+    ]
 
 
 @pytest.mark.parametrize("mode", ["cascaded", "independent"])
@@ -167,7 +187,11 @@ def test_no_step_holds_a_map_of_products(mode):
         return tape.gradient(value, [x, *trained])
 
     nodes = graph_nodes(step)
-    shapes = [[d.size for d in shape.dim] for node in nodes for shape in node.attr["_output_shapes"].list.shape]
+    shapes = [
+        [d.size for d in shape.dim]
+        for node in nodes
+        for shape in node.attr["_output_shapes"].list.shape
+    ]
     assert [batch * size**2, 256] in shapes
     assert max(np.prod(shape) for shape in shapes) <= batch * size**2 * 256
     loops = [node for node in nodes if node.op in ("While", "StatelessWhile")]
@@ -177,14 +201,22 @@ def test_no_step_holds_a_map_of_products(mode):
 
 
 @pytest.mark.parametrize("reduce_to", [None, 3])
-@pytest.mark.parametrize(("mode", "size"), [("cascaded", 5), ("independent", 5), ("random", None), ("random", 5)])
+@pytest.mark.parametrize(
+    ("mode", "size"), [("cascaded", 5), ("independent", 5), ("random", None), ("random", 5)]
+)
 def test_embeddings_are_projected_and_of_unit_length(mode, size, reduce_to):
     x = maps()
     layer = MomentEmbeddings(4, 8, size, mode, reduce_to)
     found = layer(x)
-    dense = [values(layer.dense[f"order_{order}"].weights)[0] for order in layer.orders] if size else None
+    dense = (
+        [values(layer.dense[f"order_{order}"].weights)[0] for order in layer.orders]
+        if size
+        else None
+    )
     reduction = values(layer.reduction.weights)[0] if reduce_to else None
-    expected = slow.embeddings(x, values(layer.moments.projections), dense, layer.orders, mode, reduction)
+    expected = slow.embeddings(
+        x, values(layer.moments.projections), dense, layer.orders, mode, reduction
+    )
     for order, value in expected.items():
         assert_close(found[order], value)
         assert layer.compute_output_spec(keras.KerasTensor(x.shape))[order].shape == value.shape

@@ -22,7 +22,9 @@ def network_with(weights, **arguments):
 
 
 def variables(network):
-    return [variable for pair in zip(network.kernels, network.biases, strict=True) for variable in pair]
+    return [
+        variable for pair in zip(network.kernels, network.biases, strict=True) for variable in pair
+    ]
 
 
 def random_weights(seed, hidden=5, depth=1, scale=1.0):
@@ -69,7 +71,11 @@ def test_gradient_reaches_distances_and_weights(mode, chunk, frozen, monkeypatch
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
             value = tf.reduce_sum(tf.constant(factors, tf.float32) * network(x, frozen=frozen))
-        return value, tape.gradient(value, x), tape.gradient(value, [v.value for v in variables(network)])
+        return (
+            value,
+            tape.gradient(value, x),
+            tape.gradient(value, [v.value for v in variables(network)]),
+        )
 
     run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
 

@@ -12,7 +12,9 @@ from tfdml.layers import CosineProxies, L2Normalize, PrincipalComponents
 
 def test_unit_length_in_float32_under_every_policy(policy):
     x = random_batch(0, 6, 1, 64, unit=False)[1]
-    output = L2Normalize()(tf.cast(x, "float32" if policy == "float32" else policy.removeprefix("mixed_")))
+    output = L2Normalize()(
+        tf.cast(x, "float32" if policy == "float32" else policy.removeprefix("mixed_"))
+    )
     assert output.dtype == tf.float32
     assert_close(np.linalg.norm(output, axis=1), np.ones(6), 1e-6)
 
@@ -21,7 +23,9 @@ def test_unit_length_in_float32_under_every_policy(policy):
 def test_zero_vector_stays_zero_and_gets_no_gradient(mode):
     x = np.zeros((2, 4), "float32")
     x[1] = [3, 0, 4, 0]
-    value, (gradient,) = value_and_gradients(lambda v: tf.reduce_sum(L2Normalize()(v)), x, mode=mode)
+    value, (gradient,) = value_and_gradients(
+        lambda v: tf.reduce_sum(L2Normalize()(v)), x, mode=mode
+    )
     assert_close(value, 1.4)
     np.testing.assert_array_equal(gradient[0], 0)
     assert np.all(np.isfinite(gradient))
@@ -56,7 +60,9 @@ def vectors(count=50, size=8, seed=0):
     generator = np.random.default_rng(seed)
     mixing = generator.normal(size=(size, size))
     scales = 1.5 ** -np.arange(size)
-    return ((generator.normal(size=(count, size)) * scales) @ mixing + generator.normal(size=size)).astype("float32")
+    return (
+        (generator.normal(size=(count, size)) * scales) @ mixing + generator.normal(size=size)
+    ).astype("float32")
 
 
 def adapted(x, *arguments, **options):
@@ -80,7 +86,8 @@ def test_equals_the_singular_vectors(shape, whiten):
 
 
 def check_leading(x, dim, whiten=False):
-    """The randomized components are as orthogonal, catch as much variance and give the same cosines as the exact."""
+    """The randomized components are as orthogonal, catch as much variance and give the same cosines
+    as the exact."""
     layer = adapted(x, dim, whiten)
     centered = x.astype("float64") - x.mean(axis=0, dtype="float64")
     variances = np.linalg.svd(centered, compute_uv=False)[:dim] ** 2 / (len(x) - 1)
@@ -113,7 +120,8 @@ def test_saves_and_loads_what_it_was_adapted_to(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("x", "word"), [(vectors(3), "more than 3"), (np.full((9, 8), np.nan), "finite"), (vectors(size=2), "size 2")]
+    ("x", "word"),
+    [(vectors(3), "more than 3"), (np.full((9, 8), np.nan), "finite"), (vectors(size=2), "size 2")],
 )
 def test_vectors_that_do_not_do_are_refused(x, word):
     with pytest.raises(ValueError, match=word):

@@ -4,7 +4,17 @@ import math
 
 import numpy as np
 
-from tests.references import cosine, distance, dot, mean, negative_pairs, norm, positive_pairs, softplus, total
+from tests.references import (
+    cosine,
+    distance,
+    dot,
+    mean,
+    negative_pairs,
+    norm,
+    positive_pairs,
+    softplus,
+    total,
+)
 
 
 def log_sum_exp(values):
@@ -75,7 +85,16 @@ def ratio(numerator, denominator):
     return numerator / denominator if denominator else 0.0
 
 
-def triplet(labels, x, margin=0.1, mining="all", kind="sqeuclidean", average="active", reduction="mean", chosen=None):
+def triplet(
+    labels,
+    x,
+    margin=0.1,
+    mining="all",
+    kind="sqeuclidean",
+    average="active",
+    reduction="mean",
+    chosen=None,
+):
     """`chosen` freezes the triplets, as a gradient does that does not flow through the choice."""
     value, active, mined = 0.0, 0.0, 0.0
     for weight, a, p, n in triplets(labels, x, mining, kind) if chosen is None else chosen:
@@ -94,14 +113,22 @@ def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", reducti
     for i in range(len(x)):
         own = [distance(x[i], x[k], kind) for k in negatives(labels, i)]
         for far, gap in ((own, margin), (everywhere, pair_margin)):
-            hinges = [max(distance(x[i], x[j], kind) - d + gap, 0.0) for j in positives(labels, i) for d in far]
+            hinges = [
+                max(distance(x[i], x[j], kind) - d + gap, 0.0)
+                for j in positives(labels, i)
+                for d in far
+            ]
             value += mean(hinges)
     return value if reduction == "sum" else ratio(value, len(x))
 
 
 def cosine_similarity(labels, x, low=0.0, high=1.0, reduction="mean"):
-    pairs = [(i, j, 1.0) for i, j in positive_pairs(labels)] + [(i, j, 0.0) for i, j in negative_pairs(labels)]
-    values = [(cosine(x[i], x[j]) - (similarity - low) / (high - low)) ** 2 for i, j, similarity in pairs]
+    pairs = [(i, j, 1.0) for i, j in positive_pairs(labels)] + [
+        (i, j, 0.0) for i, j in negative_pairs(labels)
+    ]
+    values = [
+        (cosine(x[i], x[j]) - (similarity - low) / (high - low)) ** 2 for i, j, similarity in pairs
+    ]
     return total(values) if reduction == "sum" else mean(values)
 
 
@@ -111,7 +138,10 @@ def margin_loss(labels, x, alpha=0.2, beta=1.2, reduction="mean", probabilities=
     value, active = 0.0, 0.0
     for a, p in positive_pairs(labels):
         terms = [(1.0, distance(x[a], x[p], "euclidean") - beta + alpha)]
-        terms += [(drawn[a][n], beta + alpha - distance(x[a], x[n], "euclidean")) for n in negatives(labels, a)]
+        terms += [
+            (drawn[a][n], beta + alpha - distance(x[a], x[n], "euclidean"))
+            for n in negatives(labels, a)
+        ]
         for weight, term in terms:
             value += weight * max(term, 0.0)
             active += weight * (term > 0)
@@ -121,7 +151,9 @@ def margin_loss(labels, x, alpha=0.2, beta=1.2, reduction="mean", probabilities=
 def n_pair(labels, x, l2=0.0, reduction="mean"):
     values = []
     for a, p in positive_pairs(labels):
-        values.append(log1p_sum_exp([dot(x[a], x[n]) - dot(x[a], x[p]) for n in negatives(labels, a)]))
+        values.append(
+            log1p_sum_exp([dot(x[a], x[n]) - dot(x[a], x[p]) for n in negatives(labels, a)])
+        )
     over = total if reduction == "sum" else mean
     return over(values) + l2 * over([dot(row, row) for row in x])
 
@@ -144,7 +176,10 @@ def multi_similarity(labels, x, alpha=2.0, beta=50.0, base=0.5, epsilon=0.1, red
         far = [cosine(x[i], x[j]) for j in negatives(labels, i)]
         if epsilon is not None:
             least, most = min(near, default=math.inf), max(far, default=-math.inf)
-            near, far = [s for s in near if s - epsilon < most], [s for s in far if s + epsilon > least]
+            near, far = (
+                [s for s in near if s - epsilon < most],
+                [s for s in far if s + epsilon > least],
+            )
         pull = log1p_sum_exp([-alpha * (s - base) for s in near]) / alpha
         values.append(pull + log1p_sum_exp([beta * (s - base) for s in far]) / beta)
     return total(values) if reduction == "sum" else mean(values)
@@ -188,7 +223,10 @@ def sup_con(labels, x, temperature=0.1, reduction="mean"):
 
 def soft_histogram(values, low, high, bins):
     step = (high - low) / bins
-    return [total(max(1 - abs(v - (low + r * step)) / step, 0.0) for v in values) for r in range(bins + 1)]
+    return [
+        total(max(1 - abs(v - (low + r * step)) / step, 0.0) for v in values)
+        for r in range(bins + 1)
+    ]
 
 
 def histogram(labels, x, bins=100, reduction="mean"):
@@ -208,12 +246,17 @@ def fast_ap(labels, x, bins=10, reduction="mean"):
     values = []
     for i in range(len(x)):
         near = positives(labels, i)
-        squared = {j: min(max(2 - 2 * cosine(x[i], x[j]), 0.0), 4.0) for j in near + negatives(labels, i)}
+        squared = {
+            j: min(max(2 - 2 * cosine(x[i], x[j]), 0.0), 4.0) for j in near + negatives(labels, i)
+        }
         if not near:
             continue
         relevant = soft_histogram([squared[j] for j in near], 0.0, 4.0, bins)
         everything = soft_histogram(list(squared.values()), 0.0, 4.0, bins)
-        terms = [ratio(relevant[r] * total(relevant[: r + 1]), total(everything[: r + 1])) for r in range(bins + 1)]
+        terms = [
+            ratio(relevant[r] * total(relevant[: r + 1]), total(everything[: r + 1]))
+            for r in range(bins + 1)
+        ]
         values.append(1 - total(terms) / len(near))
     return total(values) if reduction == "sum" else mean(values)
 
@@ -245,8 +288,16 @@ def proxy_nca(labels, cosines, scale=18.0, reduction="mean"):
 def proxy_anchor(labels, cosines, alpha=32.0, margin=0.1, reduction="mean"):
     pulls, pushes = [], []
     for c in range(len(cosines[0])):
-        own = [-alpha * (float(row[c]) - margin) for y, row in zip(labels, cosines, strict=True) if int(y) == c]
-        others = [alpha * (float(row[c]) + margin) for y, row in zip(labels, cosines, strict=True) if int(y) != c]
+        own = [
+            -alpha * (float(row[c]) - margin)
+            for y, row in zip(labels, cosines, strict=True)
+            if int(y) == c
+        ]
+        others = [
+            alpha * (float(row[c]) + margin)
+            for y, row in zip(labels, cosines, strict=True)
+            if int(y) != c
+        ]
         if own:
             pulls.append(log1p_sum_exp(own))
         pushes.append(log1p_sum_exp(others))
@@ -274,7 +325,9 @@ def nt_xent(labels, x, temperature=0.07, reduction="mean"):
     values = []
     for a, p in positive_pairs(labels):
         own = cosine(x[a], x[p]) / temperature
-        values.append(log1p_sum_exp([cosine(x[a], x[n]) / temperature - own for n in negatives(labels, a)]))
+        values.append(
+            log1p_sum_exp([cosine(x[a], x[n]) / temperature - own for n in negatives(labels, a)])
+        )
     return reduced(values, reduction)
 
 
@@ -283,7 +336,9 @@ def soft_nearest_neighbor(labels, x, temperature=0.2, kind="sqeuclidean", reduct
     for a in range(len(x)):
         if positives(labels, a):
             near = [-distance(x[a], x[p], kind) / temperature for p in positives(labels, a)]
-            others = near + [-distance(x[a], x[n], kind) / temperature for n in negatives(labels, a)]
+            others = near + [
+                -distance(x[a], x[n], kind) / temperature for n in negatives(labels, a)
+            ]
             values.append(log_sum_exp(others) - log_sum_exp(near))
     return reduced(values, reduction)
 
@@ -293,14 +348,20 @@ def tuplet_margin(labels, x, degrees=5.73, scale=64.0, weight=0.0, slack=0.01, r
     for a, p in positive_pairs(labels):
         near.append(cosine(x[a], x[p]))
         own = math.cos(math.acos(min(max(near[-1], -1.0), 1.0)) - math.radians(degrees))
-        values.append(log1p_sum_exp([scale * (cosine(x[a], x[n]) - own) for n in negatives(labels, a)]))
+        values.append(
+            log1p_sum_exp([scale * (cosine(x[a], x[n]) - own) for n in negatives(labels, a)])
+        )
     far = [cosine(x[a], x[n]) for a, n in negative_pairs(labels)]
     pulls = [max((1 - slack) * mean(near) - s, 0.0) ** 2 for s in near]
     pushes = [max(s - (1 + slack) * mean(far), 0.0) ** 2 for s in far]
-    return reduced(values, reduction) + weight * (reduced(pulls, reduction) + reduced(pushes, reduction))
+    return reduced(values, reduction) + weight * (
+        reduced(pulls, reduction) + reduced(pushes, reduction)
+    )
 
 
-def generalized_lifted(labels, x, margin=1.0, positive_margin=0.0, kind="euclidean", reduction="mean"):
+def generalized_lifted(
+    labels, x, margin=1.0, positive_margin=0.0, kind="euclidean", reduction="mean"
+):
     values = []
     for a in range(len(x)):
         pull = [distance(x[a], x[p], kind) - positive_margin for p in positives(labels, a)]
@@ -310,14 +371,30 @@ def generalized_lifted(labels, x, margin=1.0, positive_margin=0.0, kind="euclide
     return reduced(values, reduction)
 
 
-def ranked_list(labels, x, margin=0.4, boundary=1.2, t_n=10.0, t_p=0.0, balance=0.5, reduction="mean", frozen=None):
+def ranked_list(
+    labels,
+    x,
+    margin=0.4,
+    boundary=1.2,
+    t_n=10.0,
+    t_p=0.0,
+    balance=0.5,
+    reduction="mean",
+    frozen=None,
+):
     """`frozen` are the vectors from which the weights, that carry no gradient, are computed."""
     frozen = x if frozen is None else frozen
 
     def part(a, others, violation, temperature):
         active = [j for j in others if violation(distance(frozen[a], frozen[j], "euclidean")) > 0]
-        weights = [math.exp(temperature * violation(distance(frozen[a], frozen[j], "euclidean"))) for j in active]
-        terms = [w * violation(distance(x[a], x[j], "euclidean")) for w, j in zip(weights, active, strict=True)]
+        weights = [
+            math.exp(temperature * violation(distance(frozen[a], frozen[j], "euclidean")))
+            for j in active
+        ]
+        terms = [
+            w * violation(distance(x[a], x[j], "euclidean"))
+            for w, j in zip(weights, active, strict=True)
+        ]
         return total(terms) / total(weights) if active else 0.0
 
     values = []
@@ -342,7 +419,8 @@ def smooth_ap(labels, x, temperature=0.01, reduction="mean"):
         terms = []
         for j in near:
             first, rank = (
-                1 + total(smooth_step((s[k] - s[j]) / temperature) for k in among if k != j) for among in (near, others)
+                1 + total(smooth_step((s[k] - s[j]) / temperature) for k in among if k != j)
+                for among in (near, others)
             )
             terms.append(first / rank)
         if near:
@@ -355,20 +433,32 @@ def recall_at_k(labels, x, ks=(1, 2, 4, 8, 16), t_rank=0.01, t_recall=1.0, reduc
     for i in range(len(x)):
         s, near = [cosine(x[i], row) for row in x], positives(labels, i)
         others = near + negatives(labels, i)
-        ranks = [1 + total(smooth_step((s[k] - s[j]) / t_rank) for k in others if k != j) for j in near]
+        ranks = [
+            1 + total(smooth_step((s[k] - s[j]) / t_rank) for k in others if k != j) for j in near
+        ]
         if near:
-            found = [min(total(smooth_step((k - rank) / t_recall) for rank in ranks), k) for k in ks]
-            values.append(1 - mean([number / min(k, len(near)) for k, number in zip(ks, found, strict=True)]))
+            found = [
+                min(total(smooth_step((k - rank) / t_recall) for rank in ranks), k) for k in ks
+            ]
+            values.append(
+                1 - mean([number / min(k, len(near)) for k, number in zip(ks, found, strict=True)])
+            )
     return reduced(values, reduction)
 
 
-def vic_reg(labels, x, invariance=25.0, variance=25.0, covariance=1.0, deviation=1.0, reduction="mean"):
+def vic_reg(
+    labels, x, invariance=25.0, variance=25.0, covariance=1.0, deviation=1.0, reduction="mean"
+):
     count, dim = len(x), len(x[0])
-    pull = reduced([distance(x[i], x[j], "sqeuclidean") / dim for i, j in positive_pairs(labels)], reduction)
+    pull = reduced(
+        [distance(x[i], x[j], "sqeuclidean") / dim for i, j in positive_pairs(labels)], reduction
+    )
     means = [mean([float(row[c]) for row in x]) for c in range(dim)]
 
     def cov(a, b):
-        return total((float(row[a]) - means[a]) * (float(row[b]) - means[b]) for row in x) / max(count - 1, 1)
+        return total((float(row[a]) - means[a]) * (float(row[b]) - means[b]) for row in x) / max(
+            count - 1, 1
+        )
 
     shortfall = mean([max(deviation - math.sqrt(cov(c, c) + 1e-4), 0.0) for c in range(dim)])
     between = total(cov(a, b) ** 2 for a in range(dim) for b in range(dim) if a != b) / dim

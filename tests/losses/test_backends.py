@@ -1,4 +1,5 @@
-"""Losses, miners and layers give on JAX and on PyTorch the values and gradients that they give on TensorFlow."""
+"""Losses, miners and layers give on JAX and on PyTorch the values and gradients that they give on
+TensorFlow."""
 
 import keras
 import numpy as np
@@ -21,10 +22,16 @@ from tfdml.registry import registered
 LOSSES = [name for name in public_classes(losses) if name != "TripletLoss"]
 SPECIFICATIONS = {
     **{name: (name, {}) for name in LOSSES},
-    **{m: ("TripletLoss", {"mining": m, "margin": 0.5}) for m in ("all", "hard", "semi_hard", "distance_weighted")},
+    **{
+        m: ("TripletLoss", {"mining": m, "margin": 0.5})
+        for m in ("all", "hard", "semi_hard", "distance_weighted")
+    },
     "soft": ("TripletLoss", {"margin": "soft"}),
     **{f"{miner} miner": ("ContrastiveLoss", {"mining": miner}) for miner in registered("miner")},
-    **{f"given {name}": (name, {}) for name in ("ContrastiveLoss", "CosineSimilarityLoss", "MultiSimilarityLoss")},
+    **{
+        f"given {name}": (name, {})
+        for name in ("ContrastiveLoss", "CosineSimilarityLoss", "MultiSimilarityLoss")
+    },
 }
 MAPS, VECTORS = (3, 5, 6, 4), (7, 4)
 LAYERS = {
@@ -51,18 +58,26 @@ def make(key):
 
 
 def inputs(key):
-    """The batches on which a loss is compared: similarities for a loss on proxies, embeddings otherwise."""
+    """The batches on which a loss is compared: similarities for a loss on proxies, embeddings
+    otherwise."""
     name, _ = SPECIFICATIONS[key]
     labels, x = random_batch(6, 9, 3, 5)
     if key.startswith("given"):
         return {"random": (np.arange(9), x)}
     if issubclass(getattr(losses, name), ClassSimilarityLoss):
         shape = (9, 3, 2) if name == "SoftTripleLoss" else (9, 3)
-        return {"random": (labels, np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype("float32"))}
-    # Of any length, so that the zero vector is not at the same distance from all: a choice would be arbitrary.
+        return {
+            "random": (labels, np.random.default_rng(0).uniform(-0.9, 0.9, shape).astype("float32"))
+        }
+    # Of any length, so that the zero vector is not at the same distance from all: a choice would be
+    # arbitrary.
     _, with_zero = random_batch(7, 9, 3, 5, unit=False)
     with_zero[1] = 0.0
-    return {"random": (labels, x), "zero": (labels, with_zero), "lonely": degenerate_batches()["one image"]}
+    return {
+        "random": (labels, x),
+        "zero": (labels, with_zero),
+        "lonely": degenerate_batches()["one image"],
+    }
 
 
 def gradient_function(loss, labels, compiled):
@@ -85,7 +100,8 @@ def gradient_function(loss, labels, compiled):
 
 
 def layer_function(name):
-    """A weighted sum of what a layer with drawn weights returns, as a function of its input; and an input."""
+    """A weighted sum of what a layer with drawn weights returns, as a function of its input; and an
+    input."""
     shape, arguments = LAYERS[name]
     generator = np.random.default_rng(0)
     layer, x = getattr(layers, name)(**arguments), generator.normal(size=shape).astype("float32")
@@ -96,12 +112,16 @@ def layer_function(name):
     if name == "PrincipalComponents":
         layer.adapt(x)
     found = outputs(keras.ops.convert_to_tensor(x))
-    weights = [keras.ops.array(generator.normal(size=tuple(y.shape)).astype("float32")) for y in found]
+    weights = [
+        keras.ops.array(generator.normal(size=tuple(y.shape)).astype("float32")) for y in found
+    ]
     for weight in layer.weights if name != "PrincipalComponents" else ():
         weight.assign(0.5 + 0.5 * generator.random(weight.shape))
 
     def total(labels, x):
-        products = (w * keras.ops.cast(y, "float32") for w, y in zip(weights, outputs(x), strict=True))
+        products = (
+            w * keras.ops.cast(y, "float32") for w, y in zip(weights, outputs(x), strict=True)
+        )
         return sum(keras.ops.sum(product) for product in products)
 
     return total, x
@@ -116,7 +136,9 @@ def write_values(path):
         arrays[f"{name}/value"], arrays[f"{name}/gradient"] = value, gradient
     for key in SPECIFICATIONS:
         for batch, (labels, x) in inputs(key).items():
-            run = gradient_function(make(key), labels, compiled=batch == "random" and " miner" not in key)
+            run = gradient_function(
+                make(key), labels, compiled=batch == "random" and " miner" not in key
+            )
             arrays[f"{key}/{batch}/value"], arrays[f"{key}/{batch}/gradient"] = run(x)
     np.savez(path, **arrays)
 
@@ -138,7 +160,9 @@ def test_other_backends_agree_with_tensorflow(on_backend, key):
         value, (gradient,) = value_and_gradients(lambda e, y=labels: loss(y, e), x)
         np.testing.assert_allclose(on_backend[f"{key}/{batch}/value"], value, rtol=1e-5, atol=1e-6)
         scale = max(np.abs(gradient).max(), 1.0)
-        np.testing.assert_allclose(on_backend[f"{key}/{batch}/gradient"], gradient, atol=2e-5 * scale)
+        np.testing.assert_allclose(
+            on_backend[f"{key}/{batch}/gradient"], gradient, atol=2e-5 * scale
+        )
 
 
 @pytest.mark.slow

@@ -48,9 +48,12 @@ def batch(seed=1):
 
 @cases.every_case
 def test_equals_the_formula(case):
-    for seed, (size, classes, dim) in enumerate([(2, 2, 3), (8, 3, 5), (12, 2, 2), (15, 6, 16), (9, 9, 4), (6, 1, 4)]):
+    for seed, (size, classes, dim) in enumerate(
+        [(2, 2, 3), (8, 3, 5), (12, 2, 2), (15, 6, 16), (9, 9, 4), (6, 1, 4)]
+    ):
         labels, x = random_batch(seed, size, classes, dim)
-        # Near a cosine of 1 or a distance of 0, float32 carries about 1e-7 of the unit, hence the floor.
+        # Near a cosine of 1 or a distance of 0, float32 carries about 1e-7 of the unit, hence the
+        # floor.
         assert_close(case.loss(labels, x), case.reference(labels, x), floor=1e-6)
     labels, x = random_batch(5, 10, 3, 6, unit=False)
     assert_close(case.loss(labels, x), case.reference(labels, x))
@@ -79,7 +82,11 @@ def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case,
         value, gradient = run(tf.constant(labels, tf.int64), tf.constant(x))
         assert_close(value, case.reference(labels, x), floor=case.floor)
         assert np.all(np.isfinite(gradient)), name
-        if name == "one image" and not isinstance(case.loss, losses.VICRegLoss) and not getattr(case.loss, "l2", 0):
+        if (
+            name == "one image"
+            and not isinstance(case.loss, losses.VICRegLoss)
+            and not getattr(case.loss, "l2", 0)
+        ):
             assert not np.any(gradient)
 
 
@@ -105,7 +112,12 @@ REFUSED = [
     ("labels", lambda: PLAIN([0, 0, 1], ONES)),
     ("labels", lambda: losses.AMSoftmaxLoss()([0], ONES)),
     ("labels", lambda: PLAIN(np.eye(4, 2, dtype=int), ONES)),
-    ("label", lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)({"embedding": ONES}, np.eye(4, 2, dtype=int))),
+    (
+        "label",
+        lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3)(
+            {"embedding": ONES}, np.eye(4, 2, dtype=int)
+        ),
+    ),
     ("anchor_losses", lambda: ReducesItself()([0, 0, 1, 1], ONES)),
     ("positives", lambda: related(PLAIN, "same")),
     ("column", lambda: related(PLAIN, SameLabel(3))(np.eye(4, 2, dtype=int), ONES)),
@@ -131,7 +143,9 @@ def test_sample_weights_weigh_the_images(make, reduction):
     np.testing.assert_array_equal(make(reduction="none")(labels, x), make().call(labels, x))
     weights = np.linspace(0.0, 2.0, 9).astype("float32")
     values = np.asarray(loss.call(labels, x)) * weights
-    divisor = {"sum_over_batch_size": 9, "mean_with_sample_weight": weights.sum(), "sum": 1}[reduction]
+    divisor = {"sum_over_batch_size": 9, "mean_with_sample_weight": weights.sum(), "sum": 1}[
+        reduction
+    ]
     assert_close(loss(labels, x, sample_weight=weights), values.sum() / divisor)
     assert_close(loss(labels, x, sample_weight=weights[:, None]), values.sum() / divisor)
     if reduction == "mean_with_sample_weight":
@@ -144,10 +158,16 @@ def test_large_ids_do_not_collide_on_their_way_through_fit_and_the_loss_is_saved
     inputs = keras.Input((6,))
     outputs = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity")(inputs)
     model = keras.Model(inputs, outputs)
-    model.compile(optimizer=keras.optimizers.SGD(0.0), loss=losses.ContrastiveLoss(0.7, "euclidean"))
+    model.compile(
+        optimizer=keras.optimizers.SGD(0.0), loss=losses.ContrastiveLoss(0.7, "euclidean")
+    )
     expected = float(model.loss(labels, x))
     dataset = tf.data.Dataset.from_tensor_slices((x, large)).batch(9)
-    for data in ({"x": x, "y": large, "batch_size": 9}, {"x": x, "y": large[:, None], "batch_size": 9}, {"x": dataset}):
+    for data in (
+        {"x": x, "y": large, "batch_size": 9},
+        {"x": x, "y": large[:, None], "batch_size": 9},
+        {"x": dataset},
+    ):
         assert_close(model.evaluate(**data, verbose=0), expected)
         assert_close(model.fit(**data, verbose=0, shuffle=False).history["loss"][0], expected)
     model.save(tmp_path / "model.keras")
@@ -174,7 +194,10 @@ def with_every_mining(name):
         return {name: make()}
     return {
         name: make(),
-        **{f"{name} {mining}": make(mining=mining) for mining in (*make.own_mining, *registered("miner"))},
+        **{
+            f"{name} {mining}": make(mining=mining)
+            for mining in (*make.own_mining, *registered("miner"))
+        },
     }
 
 
@@ -197,7 +220,9 @@ def test_a_nan_is_not_hidden(name):
 @every_name
 def test_a_batch_without_images_costs_nothing_and_has_no_gradient(name):
     for key, loss in with_every_mining(name).items():
-        value, (gradient,) = value_and_gradients(lambda x, loss=loss: loss(np.zeros(0, "int64"), x), np.zeros((0, 5)))
+        value, (gradient,) = value_and_gradients(
+            lambda x, loss=loss: loss(np.zeros(0, "int64"), x), np.zeros((0, 5))
+        )
         assert value == 0.0, key
         assert gradient.shape == (0, 5), key
 
@@ -208,12 +233,18 @@ def test_half_precision_is_computed_in_float32_on_every_path(name, dtype):
     labels, x = batch()
     half = tf.cast(x, dtype)
     exact = tf.cast(half, "float32")
-    for loss in (getattr(losses, name)(), *([losses.NPairLoss(l2=0.1)] if name == "NPairLoss" else [])):
+    for loss in (
+        getattr(losses, name)(),
+        *([losses.NPairLoss(l2=0.1)] if name == "NPairLoss" else []),
+    ):
         np.testing.assert_array_equal(loss.call(labels, half), loss.call(labels, exact))
         if isinstance(loss, losses.PairLoss):
             expected = loss.of_pairs(Pairs.of_batch(exact, labels))
             term = objectives.MetricLoss(loss, representation="projection")
-            for value in (loss.of_pairs(Pairs.of_batch(half, labels)), term({"projection": half}, labels)):
+            for value in (
+                loss.of_pairs(Pairs.of_batch(half, labels)),
+                term({"projection": half}, labels),
+            ):
                 assert value.dtype == tf.float32
                 np.testing.assert_array_equal(value, expected)
 
@@ -265,7 +296,10 @@ def test_the_equality_of_labels_is_what_losses_do_without(make):
     expected, (expected_gradient,) = value_and_gradients(lambda e: loss(labels, e), x)
     again = related(loss, SameLabel())
     others = np.arange(10) % 4
-    for rows, relation in ((labels, again), (np.stack([others, labels], 1), related(loss, SameLabel(column=1)))):
+    for rows, relation in (
+        (labels, again),
+        (np.stack([others, labels], 1), related(loss, SameLabel(column=1))),
+    ):
         value, (gradient,) = value_and_gradients(lambda e, y=rows, f=relation: f(y, e), x)
         np.testing.assert_array_equal(value, expected)
         np.testing.assert_array_equal(gradient, expected_gradient)
@@ -289,7 +323,9 @@ def test_pairs_are_those_that_share_a_label():
     together, apart = pairs_of(sets)
     # The second and the third share a label with each other, and no class is made of such pairs.
     assert (1, 2) in together
-    distances = {pair: references.squared_distance(x[pair[0]], x[pair[1]]) for pair in together + apart}
+    distances = {
+        pair: references.squared_distance(x[pair[0]], x[pair[1]]) for pair in together + apart
+    }
     pushes = [1.0 - distances[pair] for pair in apart if distances[pair] < 1.0]
     expected = references.mean([distances[pair] for pair in together]) + references.mean(pushes)
     assert_close(losses.ContrastiveLoss(positives=shares_a_label)(sets, x), expected)
@@ -333,7 +369,9 @@ def test_objectives_on_a_loss_over_pairs_have_its_relation(make, representation)
     ordered, vectors = np.arange(9) // 2, {name: x.reshape(shape)}
     for relation, labels in ((neighbors, ordered), (shares_a_label, sets)):
         # A memory takes rows of `label_columns` labels; the others take any.
-        options = {"label_columns": 4} if make is objectives.CrossBatchMemory and labels is sets else {}
+        options = (
+            {"label_columns": 4} if make is objectives.CrossBatchMemory and labels is sets else {}
+        )
         objective = make(losses.ContrastiveLoss(positives=relation), **options)
         value = objective(vectors, labels)
         e = {**vectors, **objective.represent(vectors)}[objective.reads[0]]
@@ -345,10 +383,13 @@ IDS = np.array([40, 3, 17, 8, 25, 2, 31, 12, 9, 50])
 
 
 def given_pairs(labels, share, ids=IDS):
-    """A share of the pairs of different images, one by one, and which they are; the last image is in none."""
+    """A share of the pairs of different images, one by one, and which they are; the last image is
+    in none."""
     count, kept = len(labels), np.random.default_rng(5).random((len(labels),) * 2) < share
     pairs = [(i, j) for i in range(count - (share < 1)) for j in range(i) if kept[i, j]]
-    return GivenPairs([(ids[i], ids[j], labels[i] == labels[j]) for i, j in pairs]), {frozenset(pair) for pair in pairs}
+    return GivenPairs([(ids[i], ids[j], labels[i] == labels[j]) for i, j in pairs]), {
+        frozenset(pair) for pair in pairs
+    }
 
 
 @cases.by_class(cases.MEANS)
@@ -361,10 +402,15 @@ def test_pairs_that_are_not_given_are_neither_positive_nor_negative(case, monkey
         for kind in ("positive", "negative"):
             of, among = getattr(loss_references, f"{kind}s"), getattr(references, f"{kind}_pairs")
             monkeypatch.setattr(
-                module, f"{kind}s", lambda y, i, of=of: [j for j in of(y, i) if {i, j} in known], raising=False
+                module,
+                f"{kind}s",
+                lambda y, i, of=of: [j for j in of(y, i) if {i, j} in known],
+                raising=False,
             )
             monkeypatch.setattr(
-                module, f"{kind}_pairs", lambda y, among=among: [pair for pair in among(y) if {*pair} in known]
+                module,
+                f"{kind}_pairs",
+                lambda y, among=among: [pair for pair in among(y) if {*pair} in known],
             )
     assert_close(value, case.reference(labels, np.float64(x)), 2e-5, floor=1e-5)
     of_each_image = isinstance(loss, losses.VICRegLoss) or getattr(loss, "l2", 0)
@@ -378,12 +424,19 @@ def test_given_similarities_are_targets_and_have_a_threshold():
     grades = {(0, 1): 4.5, (1, 2): 1.0, (2, 5): 3.0, (0, 3): 0.0}
     relation = GivenPairs([(*pair, grade) for pair, grade in grades.items()], threshold=2.5)
     loss = losses.CosineSimilarityLoss(high=5.0, positives=relation)
-    expected = np.mean([(references.cosine(x[i], x[j]) - grade / 5) ** 2 for (i, j), grade in grades.items()])
+    expected = np.mean(
+        [(references.cosine(x[i], x[j]) - grade / 5) ** 2 for (i, j), grade in grades.items()]
+    )
     value, (gradient,) = value_and_gradients(lambda e: loss(np.arange(6), e), x)
     assert_close(value, expected)
     np.testing.assert_array_equal(gradient[4], 0.0)
     pairs = Pairs.of_batch(x, np.arange(6)[:, None], relation)
-    assert {(int(i), int(j)) for i, j in np.argwhere(pairs.positives)} == {(0, 1), (1, 0), (2, 5), (5, 2)}
+    assert {(int(i), int(j)) for i, j in np.argwhere(pairs.positives)} == {
+        (0, 1),
+        (1, 0),
+        (2, 5),
+        (5, 2),
+    }
     assert int(np.sum(pairs.negatives)) == 4
     sets = np.array([[1, 1, 0], [1, 1, 1], [0, 0, 1]])
     overlaps = Pairs.of_batch(np.eye(3), sets, Jaccard(0.5))

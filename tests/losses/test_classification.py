@@ -63,7 +63,11 @@ CASES = {
     "proxy anchor": (ProxyAnchorLoss, references.proxy_anchor, {}),
     "proxy anchor soft": (ProxyAnchorLoss, references.proxy_anchor, {"alpha": 4.0, "margin": 0.3}),
     "soft triple": (SoftTripleLoss, references.soft_triple, {}),
-    "soft triple flat": (SoftTripleLoss, references.soft_triple, {"scale": 5.0, "gamma": 1.0, "margin": 0.1}),
+    "soft triple flat": (
+        SoftTripleLoss,
+        references.soft_triple,
+        {"scale": 5.0, "gamma": 1.0, "margin": 0.1},
+    ),
     "sphere face": (SphereFaceLoss, sphere_face, {}),
     "sphere face odd": (SphereFaceLoss, sphere_face, {"scale": 3.0, "margin": 3}),
     "sphere face ten": (SphereFaceLoss, sphere_face, {"scale": 1.0, "margin": 10}),
@@ -79,8 +83,12 @@ every_loss = pytest.mark.parametrize("make", LOSSES)
 
 def similarities(make, seed=0, size=6, classes=5):
     generator = np.random.default_rng(seed)
-    shape = (size, classes, 3) if make in (SoftTripleLoss, SubCenterArcFaceLoss) else (size, classes)
-    return generator.integers(0, classes, size), generator.uniform(-0.98, 0.98, shape).astype("float32")
+    shape = (
+        (size, classes, 3) if make in (SoftTripleLoss, SubCenterArcFaceLoss) else (size, classes)
+    )
+    return generator.integers(0, classes, size), generator.uniform(-0.98, 0.98, shape).astype(
+        "float32"
+    )
 
 
 @every_case
@@ -97,7 +105,9 @@ def test_equals_the_formula(make, reference, arguments):
 def test_gradient_equals_finite_differences(make, reference, arguments, mode):
     labels, cosines = similarities(make, 3)
     (expected,) = finite_differences(lambda c: reference(labels, c, **arguments), cosines)
-    value, (gradient,) = value_and_gradients(lambda c: make(**arguments)(labels, c), cosines, mode=mode)
+    value, (gradient,) = value_and_gradients(
+        lambda c: make(**arguments)(labels, c), cosines, mode=mode
+    )
     assert_close(value, reference(labels, cosines, **arguments))
     assert_close(gradient, expected)
 
@@ -139,7 +149,9 @@ def test_a_label_without_a_proxy_is_not_a_number(make, label):
     assert np.all(np.isfinite(np.delete(values, 2)))
 
 
-@pytest.mark.parametrize("make", [AMSoftmaxLoss, NormSoftmaxLoss, ArcFaceLoss, SubCenterArcFaceLoss])
+@pytest.mark.parametrize(
+    "make", [AMSoftmaxLoss, NormSoftmaxLoss, ArcFaceLoss, SubCenterArcFaceLoss]
+)
 def test_smoothing_is_keras_s_own(make):
     labels, cosines = similarities(make, 2)
     loss, target = make(scale=10.0, label_smoothing=0.3), np.eye(5, dtype=bool)[labels]
@@ -148,7 +160,9 @@ def test_smoothing_is_keras_s_own(make):
     def by_keras(c):
         return expected(target, loss.logits(loss.class_similarities(c), target))
 
-    results = [value_and_gradients(function, cosines) for function in (lambda c: loss(labels, c), by_keras)]
+    results = [
+        value_and_gradients(function, cosines) for function in (lambda c: loss(labels, c), by_keras)
+    ]
     (value, (gradient,)), (wanted, (slope,)) = results
     assert_close(value, wanted)
     assert_close(gradient, slope)
@@ -157,6 +171,7 @@ def test_smoothing_is_keras_s_own(make):
 def test_confident_images_keep_their_digits():
     labels, cosines = [0], np.array([[1.0, -1.0, -1.0]], "float32")
     assert_close(
-        losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines), plain_references.am_softmax(labels, cosines, 20.0, 0.0)
+        losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines),
+        plain_references.am_softmax(labels, cosines, 20.0, 0.0),
     )
     assert losses.AMSoftmaxLoss(20.0, 0.0)(labels, cosines) > 0

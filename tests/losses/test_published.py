@@ -5,7 +5,14 @@ import pytest
 
 from tests.losses import references
 from tests.mathematics import MODES, assert_close, random_batch, value_and_gradients
-from tfdml.losses import QuadrupletLoss, RecallAtKLoss, SmoothAPLoss, TripletLoss, TupletMarginLoss, VICRegLoss
+from tfdml.losses import (
+    QuadrupletLoss,
+    RecallAtKLoss,
+    SmoothAPLoss,
+    TripletLoss,
+    TupletMarginLoss,
+    VICRegLoss,
+)
 
 
 def test_the_default_weights_are_those_of_the_authors_code_on_two_views():
@@ -30,7 +37,9 @@ def test_small_angles_follow_the_formula_without_a_jump():
         angles = np.array([0.0, angle, 0.2])
         x = np.stack([np.cos(angles), np.sin(angles)], 1).astype("float32")
         values.append(float(TupletMarginLoss(variance_weight=0.0)([0, 0, 1], x)))
-        exact = references.tuplet_margin([0, 0, 1], np.stack([np.cos(angles), np.sin(angles)], 1), scale=32.0)
+        exact = references.tuplet_margin(
+            [0, 0, 1], np.stack([np.cos(angles), np.sin(angles)], 1), scale=32.0
+        )
         assert_close(values[-1], exact, 2e-3)
     # The formula's value falls by less than 0.2 % from one angle to the next up to the last few.
     assert np.max(np.abs(np.diff(values[:25])) / values[0]) < 1.5e-3
@@ -65,7 +74,9 @@ def test_all_triplets_keep_their_digits_in_a_batch_of_hundreds():
     hinges = []
     for i in range(300):
         near, far = same[i] & (np.arange(300) != i), ~same[i]
-        hinges.append(np.maximum(squared[i, near][:, None] - squared[i, far][None, :] + 0.1, 0).ravel())
+        hinges.append(
+            np.maximum(squared[i, near][:, None] - squared[i, far][None, :] + 0.1, 0).ravel()
+        )
     hinges = np.concatenate(hinges)
     assert_close(TripletLoss(margin=0.1)(labels, x), hinges.sum() / np.count_nonzero(hinges), 1e-6)
     assert_close(TripletLoss(margin=0.1, average="all")(labels, x), hinges.mean(), 1e-6)
@@ -82,9 +93,14 @@ def test_a_hinge_of_exactly_zero_is_not_active(mode):
 
 
 def test_a_thousand_images_lose_no_digits():
-    labels, x = np.arange(600) % 200, np.random.default_rng(3).normal(size=(600, 16)).astype("float32")
+    labels, x = (
+        np.arange(600) % 200,
+        np.random.default_rng(3).normal(size=(600, 16)).astype("float32"),
+    )
     d = np.linalg.norm(x[:, None].astype("float64") - x[None], axis=2)
     same = labels[:, None] == labels
     far = np.sort(d[~same])
-    expected = np.mean([np.maximum(p + 0.1 - far, 0.0).mean() for p in d[same & ~np.eye(600, dtype=bool)]])
+    expected = np.mean(
+        [np.maximum(p + 0.1 - far, 0.0).mean() for p in d[same & ~np.eye(600, dtype=bool)]]
+    )
     assert_close(QuadrupletLoss(margin=-100.0)(labels, x), expected, 1e-5)

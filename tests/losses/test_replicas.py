@@ -40,7 +40,8 @@ def test_the_gradient_is_that_of_one_device(name, reduction):
     value, gradient = sum_and_gradient(loss, arrays, [7, 3])
     assert_close(gradient, expected[1], floor=1e-7)
     if reduction != "sum":
-        # A mean is reported as Keras's logs expect it: the mean of the replicas' means, whatever their sizes.
+        # A mean is reported as Keras's logs expect it: the mean of the replicas' means, whatever
+        # their sizes.
         value, _ = sum_and_gradient(loss, arrays, [5, 5])
     assert_close(value, expected[0])
 

@@ -53,12 +53,20 @@ class Between(mining.Miner):
 
 
 DISTANCES = {
-    "stretched": (Stretched(0.2), lambda a, b: float(np.sum((1 + 0.2 * np.arange(len(a))) * (a - b) ** 2))),
+    "stretched": (
+        Stretched(0.2),
+        lambda a, b: float(np.sum((1 + 0.2 * np.arange(len(a))) * (a - b) ** 2)),
+    ),
     "half dot": (HalfDot(), lambda a, b: -0.5 * float(a @ b)),
     "taxicab": (taxicab, lambda a, b: float(np.abs(a - b).sum())),
     "sqeuclidean": ("sqeuclidean", lambda a, b: float(np.sum((a - b) ** 2))),
 }
-RANGE = {"stretched": (0.8, 3.1), "half dot": (-0.3, 0.11), "taxicab": (1.0, 3.0), "sqeuclidean": (0.8, 2.4)}
+RANGE = {
+    "stretched": (0.8, 3.1),
+    "half dot": (-0.3, 0.11),
+    "taxicab": (1.0, 3.0),
+    "sqeuclidean": (0.8, 2.4),
+}
 
 
 def cosine(a, b):
@@ -66,7 +74,8 @@ def cosine(a, b):
 
 
 def composed():
-    """Each loss with a miner, and a distance where it has one: (loss, distance, range of the miner)."""
+    """Each loss with a miner, and a distance where it has one: (loss, distance, range of the
+    miner)."""
     for name, (distance, measure) in DISTANCES.items():
         both = {"distance": distance, "mining": Between(*RANGE[name])}
         yield f"contrastive {name}", losses.ContrastiveLoss(2.0, **both), measure, RANGE[name]
@@ -88,17 +97,23 @@ every_loss = pytest.mark.parametrize(("loss", "measure", "limits"), COMPOSED.val
 
 @every_loss
 @pytest.mark.parametrize("mode", ["eager", "xla"])
-def test_value_and_gradient_are_those_of_the_pairs_that_the_miner_keeps(loss, measure, limits, mode):
+def test_value_and_gradient_are_those_of_the_pairs_that_the_miner_keeps(
+    loss, measure, limits, mode
+):
     """The loss of these pairs alone, given one by one, is tested against its formula."""
     y, x = random_batch(3, 9, 3, 4)
     least, most = limits
-    pairs = [(i, j) for i in range(9) for j in range(i) if measure(x[i], x[j]) > least or y[i] != y[j]]
+    pairs = [
+        (i, j) for i in range(9) for j in range(i) if measure(x[i], x[j]) > least or y[i] != y[j]
+    ]
     pairs = [(i, j) for i, j in pairs if measure(x[i], x[j]) < most or y[i] == y[j]]
     given = [(i, j, y[i] == y[j]) for i, j in pairs]
     for same in (True, False):
         every = sum((y[i] == y[j]) == same for i in range(9) for j in range(i))
         assert 0 < sum(similar == same for *_, similar in given) < every
-    alone = type(loss).from_config({**loss.get_config(), "mining": "all", "positives": mining.GivenPairs(given)})
+    alone = type(loss).from_config(
+        {**loss.get_config(), "mining": "all", "positives": mining.GivenPairs(given)}
+    )
     expected, (slope,) = value_and_gradients(lambda e: alone(np.arange(9), e), x)
     value, (gradient,) = value_and_gradients(lambda e: loss(y, e), x, mode=mode)
     assert_close(value, expected)

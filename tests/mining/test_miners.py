@@ -24,7 +24,9 @@ from tfdml.pairs import Pairs, Scope
 def pairs_at(distances, labels):
     """The pairs of a batch of these labels (N,), whose `distances()` are (N, N)."""
     matrix = tf.convert_to_tensor(distances, tf.float32)
-    return Pairs.of_batch(np.zeros((len(labels), 1), "float32"), np.asarray(labels)).using(lambda a, b: matrix)
+    return Pairs.of_batch(np.zeros((len(labels), 1), "float32"), np.asarray(labels)).using(
+        lambda a, b: matrix
+    )
 
 
 def masks(pairs):
@@ -51,7 +53,11 @@ def test_is_the_nearest_beyond_the_positive_or_the_furthest(mode, size, classes)
         far = np.flatnonzero(labels != labels[a])
         for p in np.flatnonzero((labels == labels[a]) & (np.arange(size) != a)):
             beyond = [n for n in far if distances[a, n] > distances[a, p]]
-            expected = min(beyond, key=lambda n: distances[a, n]) if beyond else max(far, key=lambda n: distances[a, n])
+            expected = (
+                min(beyond, key=lambda n: distances[a, n])
+                if beyond
+                else max(far, key=lambda n: distances[a, n])
+            )
             assert distances[a, chosen[a, p]] == distances[a, expected]
             assert labels[chosen[a, p]] != labels[a]
 
@@ -71,7 +77,10 @@ def test_a_positive_at_the_negative_s_distance_is_not_within_it():
 @pytest.mark.parametrize("dim", [2, 128])
 def test_probabilities_equal_the_formula_whatever_the_length(dim):
     labels, x = random_batch(dim, 14, 4, dim)
-    assert_close(negative_probabilities(Pairs.of_batch(5 * x, labels)), references.draw_probabilities(labels, x))
+    assert_close(
+        negative_probabilities(Pairs.of_batch(5 * x, labels)),
+        references.draw_probabilities(labels, x),
+    )
 
 
 @pytest.mark.parametrize("batch", degenerate_batches())
@@ -88,7 +97,9 @@ def test_draws_follow_the_probabilities():
     probabilities = np.tile(np.array([[0.0, 0.1, 0.2, 0.7]], "float32"), (4000, 1))
     indices, valid = sample_negatives(probabilities, seed=1)
     assert np.all(valid)
-    np.testing.assert_allclose(np.bincount(np.asarray(indices)[:, 0], minlength=4) / 4000, probabilities[0], atol=0.03)
+    np.testing.assert_allclose(
+        np.bincount(np.asarray(indices)[:, 0], minlength=4) / 4000, probabilities[0], atol=0.03
+    )
 
 
 PAIRS = [
@@ -131,7 +142,9 @@ def test_keeps_what_the_strategies_say(positives, negatives):
             near = [j for j in range(size) if labels[j] == labels[a] and j != a]
             far = [j for j in range(size) if labels[j] != labels[a]]
             expected = chosen(distances, a, near, far, positives, negatives)
-            assert [np.flatnonzero(mask[a]).tolist() for mask in kept] == [sorted(part) for part in expected]
+            assert [np.flatnonzero(mask[a]).tolist() for mask in kept] == [
+                sorted(part) for part in expected
+            ]
             dropped += not expected[0]
     assert dropped
 
@@ -139,7 +152,9 @@ def test_keeps_what_the_strategies_say(positives, negatives):
 def test_losses_know_miners_by_name():
     labels, x = random_batch(4, 12, 4, 5)
     by_name = losses.NTXentLoss(mining="easy_positive")
-    np.testing.assert_array_equal(by_name(labels, x), losses.NTXentLoss(mining=EasyPositiveMiner())(labels, x))
+    np.testing.assert_array_equal(
+        by_name(labels, x), losses.NTXentLoss(mining=EasyPositiveMiner())(labels, x)
+    )
     # The loss's own name for the same pairs comes first.
     assert losses.TripletLoss(mining="hard").mining == "hard"
     own, object_ = losses.TripletLoss(mining="hard"), losses.TripletLoss(mining="batch_hard")
@@ -148,7 +163,12 @@ def test_losses_know_miners_by_name():
 
 def pairs_of(labels, same):
     size = len(labels)
-    return [(i, j) for i in range(size) for j in range(size) if i != j and (labels[i] == labels[j]) == same]
+    return [
+        (i, j)
+        for i in range(size)
+        for j in range(size)
+        if i != j and (labels[i] == labels[j]) == same
+    ]
 
 
 def kept_pairs(mask):
@@ -168,7 +188,8 @@ def test_hard_aware_keeps_the_hardest_share(fraction):
 
 
 def wide_triplets(labels, x, angle):
-    """The positives and the negatives of triplets whose negative sees the two positives under more than `angle`."""
+    """The positives and the negatives of triplets whose negative sees the two positives under more
+    than `angle`."""
     x = np.asarray(x, np.float64)
     near, far = np.zeros((2, len(x), len(x)), bool)
     for a, p in pairs_of(labels, True):
@@ -180,7 +201,9 @@ def wide_triplets(labels, x, angle):
     return near, far
 
 
-@pytest.mark.parametrize("distance", ["euclidean", "sqeuclidean", "cosine", "dot", pairwise.absolute_distances])
+@pytest.mark.parametrize(
+    "distance", ["euclidean", "sqeuclidean", "cosine", "dot", pairwise.absolute_distances]
+)
 def test_angular_mining_is_by_the_angle_whatever_the_distance_and_the_rows(distance):
     labels, x = random_batch(3, 13, 4, 3, unit=False)
     near, far = wide_triplets(

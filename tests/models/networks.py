@@ -21,7 +21,8 @@ def tiny_backbone(seed=0):
 
 
 def shallow(input_shape=(None, None, 3), width=4):
-    """Two convolutions with BatchNorm: (B, h, w, 3) -> (B, h/16, w/16, width), in half as many layers as conv4."""
+    """Two convolutions with BatchNorm: (B, h, w, 3) -> (B, h/16, w/16, width), in half as many
+    layers as conv4."""
     x = inputs = keras.Input(input_shape)
     for block in ("first", "second"):
         x = keras.layers.Conv2D(width, 3, padding="same", use_bias=False, name=f"{block}_conv")(x)

@@ -46,34 +46,53 @@ def check(made, chunk=CHUNK, batch=None, floor=1e-6):
 # Those that TERMS and the methods leave out.
 MORE = {
     "matryoshka": lambda: objectives.Matryoshka(losses.MultiSimilarityLoss(), [2, 4]),
-    "matryoshka of proxies": lambda: objectives.MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 3, [2, 4]),
+    "matryoshka of proxies": lambda: objectives.MatryoshkaProxyLoss(
+        losses.AMSoftmaxLoss(), 3, [2, 4]
+    ),
     "curricular face": lambda: objectives.CurricularFace(3, scale=8.0, margin=0.2),
     "sphere face 2": lambda: objectives.SphereFace2(3, scale=8.0, margin=0.2),
     "instance": lambda: objectives.InstanceLoss(3),
     "joint intra": lambda: objectives.JointIntra(("pooled", "embedding")),
     "soft triple": lambda: objectives.RegularizedSoftTriple(3, 2),
     "prism": lambda: objectives.Prism(losses.ContrastiveLoss(1.3, "euclidean"), 3, size=24),
-    "cross-batch memory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(1.3, "euclidean"), 24),
+    "cross-batch memory": lambda: objectives.CrossBatchMemory(
+        losses.ContrastiveLoss(1.3, "euclidean"), 24
+    ),
 }
 
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", [*MORE, *TERMS, *IDEAS])
 def test_the_step_of_every_objective_is_a_plain_step(name):
-    # Images of a chunk are embedded to the last digit of 6e-8, which the gradient of near images divides by their
-    # distance: with the images in another order the largest difference is 3e-8 to 3e-5 of the largest gradient.
+    # Images of a chunk are embedded to the last digit of 6e-8, which the gradient of near images
+    # divides by their distance: with the images in another order the largest difference is 3e-8 to
+    # 3e-5 of the largest gradient.
     floor = 5e-5 if name in ("prism", "cross-batch memory") else 1e-6
-    learners = check(lambda: of_idea(name) if name in IDEAS else learner((TERMS | MORE)[name]()), floor=floor)
+    learners = check(
+        lambda: of_idea(name) if name in IDEAS else learner((TERMS | MORE)[name]()), floor=floor
+    )
     if name in MORE:  # with a state
-        for one, other in zip(*(values(model.non_trainable_variables) for model in learners), strict=True):
+        for one, other in zip(
+            *(values(model.non_trainable_variables) for model in learners), strict=True
+        ):
             assert_close(one, other, 1e-5)
 
 
 def test_no_objective_is_left_out():
-    made = [make() for make in (*TERMS.values(), *MORE.values())] + [LEARNERS[name]()[1] for name in IDEAS]
-    listed = [term for terms in made for term in (terms if isinstance(terms, (list, tuple)) else [terms])]
-    seen = {type(term).__name__ for term in listed} | {"MetricLoss"}  # what a plain loss is wrapped in
-    seen |= {"AcrossViews", "SigmoidAcrossViews", "SoftmaxAcrossViews"}  # in test_text.py, of two embedders
+    made = [make() for make in (*TERMS.values(), *MORE.values())] + [
+        LEARNERS[name]()[1] for name in IDEAS
+    ]
+    listed = [
+        term for terms in made for term in (terms if isinstance(terms, (list, tuple)) else [terms])
+    ]
+    seen = {type(term).__name__ for term in listed} | {
+        "MetricLoss"
+    }  # what a plain loss is wrapped in
+    seen |= {
+        "AcrossViews",
+        "SigmoidAcrossViews",
+        "SoftmaxAcrossViews",
+    }  # in test_text.py, of two embedders
     assert not public_classes(objectives).keys() - seen
 
 
@@ -81,7 +100,11 @@ def of_idea(name):
     keras.utils.set_random_seed(3)
     embedder, terms = LEARNERS[name]()
     # Of chunks, statistics in training are others.
-    config = {**embedder.get_config(), "batch_norm": "frozen"} if embedder.batch_norm == "train" else None
+    config = (
+        {**embedder.get_config(), "batch_norm": "frozen"}
+        if embedder.batch_norm == "train"
+        else None
+    )
     model = MetricLearner(type(embedder).from_config(config) if config else embedder, terms)
     model.build((None, SIZE, SIZE, 3))
     return model
@@ -96,14 +119,17 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
 
 
 def random_learner(few):
-    """With all that differs from call to call: dropout, augmentation within the network, BatchNorm in training."""
+    """With all that differs from call to call: dropout, augmentation within the network, BatchNorm
+    in training."""
     keras.utils.set_random_seed(5)
     x = inputs = keras.Input((SIZE, SIZE, 3))
     x = keras.layers.RandomFlip("horizontal", seed=1)(x)
     x = keras.layers.Conv2D(6, 3, strides=2, padding="same")(x)
     x = keras.layers.BatchNormalization(momentum=0.5)(x)
     x = keras.layers.SpatialDropout2D(0.3, seed=2)(keras.layers.ReLU()(x))
-    embedder = Embedder(keras.Model(inputs, x), embedding_dim=5, image_size=SIZE, batch_norm="train", dropout=0.4)
+    embedder = Embedder(
+        keras.Model(inputs, x), embedding_dim=5, image_size=SIZE, batch_norm="train", dropout=0.4
+    )
     terms = [
         objectives.ProxyLoss(losses.AMSoftmaxLoss(5.0), 3),
         objectives.JointRepresentationSimilarity(),
@@ -117,7 +143,8 @@ def random_learner(few):
 
 
 def by_one_tape(model, x, labels):
-    """The gradient through all chunks at once, which keeps the activations of all; and what it leaves of the states."""
+    """The gradient through all chunks at once, which keeps the activations of all; and what it
+    leaves of the states."""
     variables = model.trainable_variables
     with tf.GradientTape() as tape:
         chunks = [x[first : first + CHUNK] for first in range(0, x.shape[0], CHUNK)]
@@ -125,7 +152,10 @@ def by_one_tape(model, x, labels):
         whole = {name: tf.concat([part[name] for part in found], 0) for name in found[0]}
         loss = model.compute_loss(None, tf.convert_to_tensor(labels), whole)
     through = tape.gradient(loss, [variable.value for variable in variables])
-    return [v.value if g is None else tf.convert_to_tensor(g) for v, g in zip(variables, through, strict=True)]
+    return [
+        v.value if g is None else tf.convert_to_tensor(g)
+        for v, g in zip(variables, through, strict=True)
+    ]
 
 
 @pytest.mark.slow
@@ -134,7 +164,11 @@ def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batch
     labels, x = colored_batch()
     reference, model = random_learner(few=mode == "xla"), random_learner(few=mode == "xla")
     # XLA draws other numbers.
-    run = tf.function(by_one_tape, jit_compile=True, autograph=False) if mode == "xla" else by_one_tape
+    run = (
+        tf.function(by_one_tape, jit_compile=True, autograph=False)
+        if mode == "xla"
+        else by_one_tape
+    )
     expected = [value.numpy() for value in run(reference, x, labels)]
     before = values(model.non_trainable_variables)
     model.compile(Taking(), run_eagerly=mode == "eager", jit_compile=mode == "xla")
@@ -147,7 +181,9 @@ def test_random_layers_draw_the_same_in_both_passes_and_chunks_are_virtual_batch
     # Moving statistics and random states, once for each chunk.
     for one, other in zip(after, values(reference.non_trainable_variables), strict=True):
         assert_close(one, other, 1e-6)
-    assert sum(not np.array_equal(one, other) for one, other in zip(after, before, strict=True)) == 5
+    assert (
+        sum(not np.array_equal(one, other) for one, other in zip(after, before, strict=True)) == 5
+    )
 
 
 @pytest.mark.slow
@@ -156,12 +192,17 @@ def test_mixed_precision_scales_the_loss_and_leaves_out_a_step_that_overflows():
         keras.config.set_dtype_policy("mixed_float16")
         try:
             keras.utils.set_random_seed(3)
-            terms = [losses.ContrastiveLoss(1.3), objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), 2, 8)]
+            terms = [
+                losses.ContrastiveLoss(1.3),
+                objectives.HighOrderMomentLoss(losses.ContrastiveLoss(), 2, 8),
+            ]
             model = MetricLearner(tiny_embedder(), terms, gradient_cache=chunk)
             model.build((None, SIZE, SIZE, 3))
         finally:
             keras.config.set_dtype_policy("float32")
-        model.compile(keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=scale), run_eagerly=True)
+        model.compile(
+            keras.optimizers.LossScaleOptimizer(Taking(), initial_scale=scale), run_eagerly=True
+        )
         before = values(model.trainable_variables)
         labels, x = colored_batch()
         model.fit(x, labels, batch_size=12, shuffle=False, verbose=0)
@@ -188,7 +229,11 @@ def test_no_more_than_a_chunk_is_embedded_at_a_time(monkeypatch):
     gradients(learner(TERMS["pairs"]()), CHUNK)
     assert sizes == [8, 4] * 2
     # No feature map waits for the loss.
-    assert learner(TERMS["moments"]()).reads == ("embedding", "high_order_moment_2", "high_order_moment_3")
+    assert learner(TERMS["moments"]()).reads == (
+        "embedding",
+        "high_order_moment_2",
+        "high_order_moment_3",
+    )
 
 
 def test_losses_that_layers_add_and_other_backends_are_refused(monkeypatch):

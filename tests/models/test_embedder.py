@@ -4,14 +4,24 @@ import pytest
 import tensorflow as tf
 
 from tests.mathematics import assert_close
-from tests.models.networks import SIZE, colored_batch, config_of, images, tiny_backbone, tiny_embedder, values
+from tests.models.networks import (
+    SIZE,
+    colored_batch,
+    config_of,
+    images,
+    tiny_backbone,
+    tiny_embedder,
+    values,
+)
 from tfdml import losses
 from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss
 
 
 def batch_norm_of(embedder):
-    (layer,) = [x for x in embedder.backbone.layers if isinstance(x, keras.layers.BatchNormalization)]
+    (layer,) = [
+        x for x in embedder.backbone.layers if isinstance(x, keras.layers.BatchNormalization)
+    ]
     return layer
 
 
@@ -26,7 +36,10 @@ def test_dropout_leaves_out_pooled_features_before_the_projection_in_training_on
         # One mask for both.
         np.testing.assert_array_equal(r["detached_projection"], r["projection"])
         kept = (np.asarray(r["projection"]) - bias) @ np.linalg.pinv(kernel)
-        assert np.all(np.isclose(kept, 0, atol=1e-3) | np.isclose(kept, 2 * plain["pooled"], rtol=1e-3, atol=1e-3))
+        assert np.all(
+            np.isclose(kept, 0, atol=1e-3)
+            | np.isclose(kept, 2 * plain["pooled"], rtol=1e-3, atol=1e-3)
+        )
     assert np.any(np.asarray(runs[0]["projection"]) != np.asarray(runs[1]["projection"]))
     assert np.any(np.asarray(runs[0]["projection"]) != plain["projection"])
     assert not tiny_embedder().drop
@@ -39,7 +52,9 @@ def test_the_gradient_of_detached_representations_ends_at_the_dense_layer(name):
     with tf.GradientTape() as tape:
         value = tf.reduce_sum(embedder.represent(images(size=3), detached=True)[name] ** 3)
     gradients = tape.gradient(value, [variable.value for variable in embedder.trainable_variables])
-    reached = {id(v) for v, g in zip(embedder.trainable_variables, gradients, strict=True) if g is not None}
+    reached = {
+        id(v) for v, g in zip(embedder.trainable_variables, gradients, strict=True) if g is not None
+    }
     assert reached == {id(variable) for variable in embedder.dense.trainable_variables}
 
 
@@ -59,12 +74,16 @@ def trained(batch_norm, steps=2):
     learner.build((None, SIZE, SIZE, 3))
     before = values(batch_norm_of(embedder).weights)
     learner.fit(x, labels, batch_size=len(x), epochs=steps, verbose=0)
-    changed = [not np.array_equal(*pair) for pair in zip(before, values(batch_norm_of(embedder).weights), strict=True)]
+    changed = [
+        not np.array_equal(*pair)
+        for pair in zip(before, values(batch_norm_of(embedder).weights), strict=True)
+    ]
     return embedder, dict(zip(("gamma", "beta", "mean", "variance"), changed, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
+    ("batch_norm", "training", "moving"),
+    [("frozen", False, False), ("statistics", True, False), ("train", True, True)],
 )
 def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
     embedder, changed = trained(batch_norm)
@@ -73,7 +92,9 @@ def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
     norm = batch_norm_of(embedder)
     assert (id(norm.gamma) in trainable) is training
     assert (id(norm.beta) in trainable) is training
-    assert {id(variable) for variables in embedder.parts().values() for variable in variables} == trainable
+    assert {
+        id(variable) for variables in embedder.parts().values() for variable in variables
+    } == trainable
     assert id(embedder.dense.kernel) in trainable
 
 
@@ -82,9 +103,20 @@ def test_batch_norm_mode_decides_what_changes(batch_norm, training, moving):
     "options",
     [
         {},
-        {"scaling": "caffe", "pooling": "max", "batch_norm": "train", "resize": 20, "resize_mode": "squash"},
+        {
+            "scaling": "caffe",
+            "pooling": "max",
+            "batch_norm": "train",
+            "resize": 20,
+            "resize_mode": "squash",
+        },
         {"batch_norm": "statistics", "name": "mine"},
-        {"dropout": 0.25, "resize_mode": "pad", "pad_color": (255, 128, 0), "projection_bias": False},
+        {
+            "dropout": 0.25,
+            "resize_mode": "pad",
+            "pad_color": (255, 128, 0),
+            "projection_bias": False,
+        },
     ],
 )
 def test_saves_and_loads(tmp_path, options, policy):
@@ -99,13 +131,17 @@ def test_saves_and_loads(tmp_path, options, policy):
     assert config_of(again) == config_of(embedder)
     assert again.dtype_policy.name == policy
     assert again.dense.use_bias is options.get("projection_bias", True)
-    assert [v.path for v in again.trainable_variables] == [v.path for v in embedder.trainable_variables]
+    assert [v.path for v in again.trainable_variables] == [
+        v.path for v in embedder.trainable_variables
+    ]
 
 
 def vector_backbone():
     """Images to vectors (B, 6)."""
     inner = tiny_backbone()
-    return keras.Model(inner.inputs[0], keras.layers.GlobalMaxPooling2D()(inner.output), name="vectors")
+    return keras.Model(
+        inner.inputs[0], keras.layers.GlobalMaxPooling2D()(inner.output), name="vectors"
+    )
 
 
 def test_a_backbone_may_give_vectors(tmp_path):
@@ -113,19 +149,34 @@ def test_a_backbone_may_give_vectors(tmp_path):
     embedder.build((None, SIZE, SIZE, 3))
     x = images(size=3)
     r = embedder.represent(x, detached=True)
-    assert list(r) == ["pooled", "projection", "embedding", "detached_projection", "detached_embedding"]
+    assert list(r) == [
+        "pooled",
+        "projection",
+        "embedding",
+        "detached_projection",
+        "detached_embedding",
+    ]
     assert_close(r["pooled"], embedder.backbone(x / 127.5 - 1.0))
-    assert {name: tuple(value.shape) for name, value in r.items()} == embedder.representation_shapes((3, SIZE, SIZE, 3))
+    assert {
+        name: tuple(value.shape) for name, value in r.items()
+    } == embedder.representation_shapes((3, SIZE, SIZE, 3))
     assert Embedder(vector_backbone(), embedding_dim=0, image_size=SIZE).embedding_dim == 6
     embedder.save(tmp_path / "embedder.keras")
-    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "embedder.keras")(x), embedder(x))
+    np.testing.assert_array_equal(
+        keras.saving.load_model(tmp_path / "embedder.keras")(x), embedder(x)
+    )
     learner = MetricLearner(embedder, losses.ContrastiveLoss())
     learner.compile(keras.optimizers.SGD(0.1), run_eagerly=True)
     labels, batch = colored_batch()
     before = values(embedder.trainable_variables)
     learner.train_on_batch(batch, labels)
-    assert all(np.any(new != old) for new, old in zip(values(embedder.trainable_variables), before, strict=True))
-    with pytest.raises(ValueError, match="needs the representation 'feature_map', but there are only"):
+    assert all(
+        np.any(new != old)
+        for new, old in zip(values(embedder.trainable_variables), before, strict=True)
+    )
+    with pytest.raises(
+        ValueError, match="needs the representation 'feature_map', but there are only"
+    ):
         MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "feature_map"))
 
 
@@ -146,7 +197,9 @@ def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):
 def test_fit_warns_of_random_weights_behind_batch_norm_that_is_not_trained(batch_norm):
     norms = [keras.layers.BatchNormalization() for _ in range(11)]
     deep = keras.Sequential([keras.Input((12, 12, 3)), keras.layers.Conv2D(2, 1), *norms])
-    learner = MetricLearner(Embedder(deep, 4, image_size=12, batch_norm=batch_norm), losses.ContrastiveLoss())
+    learner = MetricLearner(
+        Embedder(deep, 4, image_size=12, batch_norm=batch_norm), losses.ContrastiveLoss()
+    )
     learner.compile("sgd", run_eagerly=True)
     with pytest.warns(UserWarning, match="BatchNorm statistics"):
         learner.fit(np.zeros((4, 12, 12, 3), "uint8"), np.arange(4) % 2, verbose=0)
@@ -158,7 +211,9 @@ def test_a_head_is_a_dense_layer_and_a_division_by_the_length(tmp_path):
     found = keras.ops.convert_to_numpy(head(x))
     kernel, bias = map(keras.ops.convert_to_numpy, head.dense.weights)
     projected = x.astype("float64") @ kernel + bias
-    np.testing.assert_allclose(found, projected / np.linalg.norm(projected, axis=1, keepdims=True), atol=1e-6)
+    np.testing.assert_allclose(
+        found, projected / np.linalg.norm(projected, axis=1, keepdims=True), atol=1e-6
+    )
     assert "feature_map" not in head.representations
     np.testing.assert_array_equal(head.represent(x)["pooled"], x)
     head.save(tmp_path / "head.keras")
@@ -176,12 +231,16 @@ def test_a_whitened_projection_has_uncorrelated_components_of_equal_variance():
     whole = Head(6, embedding_dim=6)
     whole.whiten(vectors, power=0)
     rotated = np.array(whole.represent(vectors)["projection"])
-    np.testing.assert_allclose(np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4)
+    np.testing.assert_allclose(
+        np.var(rotated, axis=0).sum(), np.var(vectors, axis=0).sum(), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("batch_norm", ["frozen", "statistics", "train"])
 def test_random_layers_train_in_every_mode_of_batch_norm(batch_norm, tmp_path):
-    inner = keras.Sequential([keras.Input((6, 6, 4)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)])
+    inner = keras.Sequential(
+        [keras.Input((6, 6, 4)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    )
     images = keras.Input((8, 8, 3))
     backbone = keras.Model(images, inner(keras.layers.Conv2D(4, 3)(images)))
     embedder = Embedder(backbone, embedding_dim=4, image_size=8, batch_norm=batch_norm)
@@ -192,7 +251,10 @@ def test_random_layers_train_in_every_mode_of_batch_norm(batch_norm, tmp_path):
     norm.moving_variance.assign([0.5, 1.0, 1.5, 2.0])
     embedder.save(tmp_path / "e.keras")
     for model in (embedder, keras.saving.load_model(tmp_path / "e.keras")):
-        maps = [np.asarray(model.represent(x, training=training)["feature_map"]) for training in (False, True)]
+        maps = [
+            np.asarray(model.represent(x, training=training)["feature_map"])
+            for training in (False, True)
+        ]
         dropped = maps[1] == 0
         assert 0.3 < dropped.mean() < 0.7
         # What is left is twice what inference gives, where statistics are those of inference.

@@ -26,7 +26,11 @@ def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
     trunk, rest = backbones.cut(cuttable_backbone(), at)
     features = numpy(trunk(x / 255.0))
     # The attention network of a new ensemble is the backbone's own stretch.
-    context = numpy(backbones.cut(rest, "second")[0](features)) if len(cut) == 2 and cut[0] == "first" else features
+    context = (
+        numpy(backbones.cut(rest, "second")[0](features))
+        if len(cut) == 2 and cut[0] == "first"
+        else features
+    )
     kernel, bias = values(ensemble.attention_heads.weights)
     weights, offset = values(ensemble.dense.weights)
     channels = features.shape[-1]
@@ -44,7 +48,9 @@ def test_each_head_is_the_rest_of_the_backbone_on_its_masked_map(cut):
         assert_close(r["embedding"][:, 2 * m : 2 * m + 2], unit(projection) / np.sqrt(3))
     assert_close(r["detached_embedding"], r["embedding"])
     assert_close(r["detached_projection"], r["projection"])
-    assert ensemble.representation_shapes(x.shape) == {name: value.shape for name, value in r.items()}
+    assert ensemble.representation_shapes(x.shape) == {
+        name: value.shape for name, value in r.items()
+    }
     assert_close(ensemble(x), r["embedding"])
 
 
@@ -63,13 +69,19 @@ def test_parts_divide_the_trainable_variables():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("batch_norm", "training", "moving"), [("frozen", False, False), ("statistics", True, False), ("train", True, True)]
+    ("batch_norm", "training", "moving"),
+    [("frozen", False, False), ("statistics", True, False), ("train", True, True)],
 )
 def test_the_attention_network_starts_as_a_copy_and_learns_by_itself(batch_norm, training, moving):
     learner = ensemble_learner(batch_norm=batch_norm)
     learner.build((None, SIZE, SIZE, 3))
     networks = (learner.embedder.backbone, learner.embedder.attention)
-    norms = [x for model in networks for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    norms = [
+        x
+        for model in networks
+        for x in model.layers
+        if isinstance(x, keras.layers.BatchNormalization)
+    ]
     assert len(norms) == 4
     shared = [networks[0].get_layer("second_conv"), networks[1].get_layer("attention_second_conv")]
     first, second = (values([layer.kernel])[0] for layer in shared)
@@ -79,9 +91,14 @@ def test_the_attention_network_starts_as_a_copy_and_learns_by_itself(batch_norm,
     labels, x = colored_batch()
     learner.fit(x, labels, batch_size=len(x), epochs=2, verbose=0)
     own, copied = (values([layer.kernel])[0] for layer in shared)
-    assert min(np.abs(own - first).max(), np.abs(copied - first).max(), np.abs(own - copied).max()) > 1e-5
+    assert (
+        min(np.abs(own - first).max(), np.abs(copied - first).max(), np.abs(own - copied).max())
+        > 1e-5
+    )
     for norm, old in zip(norms, before, strict=True):
-        changed = [not np.array_equal(*pair) for pair in zip(values(norm.weights), old, strict=True)]
+        changed = [
+            not np.array_equal(*pair) for pair in zip(values(norm.weights), old, strict=True)
+        ]
         assert changed == [training, training, moving, moving]
 
 
@@ -102,4 +119,6 @@ def test_saves_and_loads(tmp_path, cut, policy):
     assert isinstance(again, AttentionEnsemble)
     np.testing.assert_array_equal(again.predict(x, verbose=0), expected)
     assert config_of(again) == config_of(ensemble)
-    assert [v.path for v in again.trainable_variables] == [v.path for v in ensemble.trainable_variables]
+    assert [v.path for v in again.trainable_variables] == [
+        v.path for v in ensemble.trainable_variables
+    ]

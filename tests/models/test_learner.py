@@ -1,4 +1,5 @@
-"""The learner: its terms, its logs, its data, and its step on one device and on several replicas."""
+"""The learner: its terms, its logs, its data, and its step on one device and on several
+replicas."""
 
 import warnings
 
@@ -28,9 +29,12 @@ MULTIPLIERS = {"pooled": (0.5, 1.0, 2.0), "embedding": (0.5, 1.0, 2.0), "class":
 
 
 def compiled(objectives, rate=0.1, seed=0, jit_compile=None, **options):
-    """A learner that steps eagerly, which is quicker than to build a graph for a step or two; or as asked."""
+    """A learner that steps eagerly, which is quicker than to build a graph for a step or two; or as
+    asked."""
     learner = MetricLearner(tiny_embedder(seed, **options), objectives)
-    learner.compile(keras.optimizers.SGD(rate), jit_compile=bool(jit_compile), run_eagerly=jit_compile is None)
+    learner.compile(
+        keras.optimizers.SGD(rate), jit_compile=bool(jit_compile), run_eagerly=jit_compile is None
+    )
     return learner
 
 
@@ -44,10 +48,15 @@ def expected_terms(learner, x, labels):
     r = {name: np.asarray(value, "float64") for name, value in learner(x).items()}
     proxies = values([learner.objectives[0].class_proxies.proxies])[0]
     r["class"] = references.class_similarities(r["embedding"], proxies)
-    grams = [references.gaussian(r[level], None, multipliers) for level, multipliers in MULTIPLIERS.items()]
+    grams = [
+        references.gaussian(r[level], None, multipliers)
+        for level, multipliers in MULTIPLIERS.items()
+    ]
     return {
         "am_softmax_loss": references.am_softmax(labels, r["class"]),
-        "joint_representation_similarity": references.joint_representation_similarity(labels, grams),
+        "joint_representation_similarity": references.joint_representation_similarity(
+            labels, grams
+        ),
     }
 
 
@@ -63,8 +72,12 @@ def test_reports_each_term_unweighted_and_their_weighted_sum(weight):
         assert_close(logs[name], value)
     order = np.random.default_rng(0).permutation(len(x))
     for size in (len(x), 5):
-        logs = learner.evaluate(x[order], labels[order], batch_size=size, verbose=0, return_dict=True)
-        assert_close(logs["loss"], logs["am_softmax_loss"] + weight * logs["joint_representation_similarity"])
+        logs = learner.evaluate(
+            x[order], labels[order], batch_size=size, verbose=0, return_dict=True
+        )
+        assert_close(
+            logs["loss"], logs["am_softmax_loss"] + weight * logs["joint_representation_similarity"]
+        )
         assert_close(logs["am_softmax_loss"], terms["am_softmax_loss"])
 
 
@@ -107,7 +120,9 @@ def test_loss_falls_and_predict_gives_embeddings():
 @pytest.mark.parametrize("base", [2**24, 2**53])
 def test_large_ids_do_not_collide(base):
     labels, x = colored_batch()
-    learner = compiled([losses.ContrastiveLoss(), JointRepresentationSimilarity(("pooled", "embedding"))])
+    learner = compiled(
+        [losses.ContrastiveLoss(), JointRepresentationSimilarity(("pooled", "embedding"))]
+    )
     expected = reported(learner, x, labels)
     logs = reported(learner, x, labels.astype("int64") + base)
     for name, value in expected.items():
@@ -120,7 +135,9 @@ def test_labels_that_keras_would_make_float32_are_made_integers_or_refused_by_fi
     expected = reported(learner, x, labels)["loss"]
     large = 1e8 + labels.astype("float64")
     assert_close(reported(learner, x, large)["loss"], expected, 1e-6)
-    history = learner.fit(x, large, batch_size=len(x), validation_data=(x, large), shuffle=False, verbose=0).history
+    history = learner.fit(
+        x, large, batch_size=len(x), validation_data=(x, large), shuffle=False, verbose=0
+    ).history
     assert_close(history["loss"][0], expected, 1e-6)
     assert np.isfinite(history["val_loss"][0])
     before = values(learner.variables)
@@ -149,7 +166,8 @@ DEGENERATE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "batch_norm"), [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")]
+    ("policy", "batch_norm"),
+    [("float32", "frozen"), ("mixed_bfloat16", "train"), ("mixed_float16", "frozen")],
 )
 def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
     with dtype_policy(policy):
@@ -170,7 +188,10 @@ def test_degenerate_batches_leave_every_weight_finite(policy, batch_norm):
 # V of RankMI has an optimizer of its own. A file of Keras holds no states of random generators.
 SAVED = {
     "jrd": lambda: jrd(weight=0.4),
-    "rank mi": lambda: [RankMI(1.5, hidden=8, depth=1, negatives="all"), losses.ContrastiveLoss(1.3)],
+    "rank mi": lambda: [
+        RankMI(1.5, hidden=8, depth=1, negatives="all"),
+        losses.ContrastiveLoss(1.3),
+    ],
 }
 
 
@@ -252,9 +273,12 @@ def test_labels_that_all_differ_are_warned_of():
 
 
 def test_fit_asks_for_steps_of_batches_without_end():
-    # Endless by its cardinality alone, so that a fit that accepts it fails and does not run forever.
+    # Endless by its cardinality alone, so that a fit that accepts it fails and does not run
+    # forever.
     batches = tf.data.Dataset.from_tensors((255 * UNIT, LABELS))
-    batches = batches.apply(tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY))
+    batches = batches.apply(
+        tf.data.experimental.assert_cardinality(tf.data.experimental.INFINITE_CARDINALITY)
+    )
     with pytest.raises(UserError, match="steps_per_epoch"):
         small_learner().fit(batches, epochs=1)
     small_learner().fit(batches, epochs=1, steps_per_epoch=1, verbose=0)
@@ -294,8 +318,12 @@ TERMS = {
     "pairs sum": lambda: losses.BinomialDevianceLoss(reduction="sum"),
     "joint": jrd,
     "proxy anchor": lambda: objectives.ProxyLoss(losses.ProxyAnchorLoss(4.0), 3),
-    "proxies sum": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1),
-    "moments": lambda: objectives.HighOrderMomentLoss(losses.ContrastiveLoss(1.3, "euclidean"), 3, 8),
+    "proxies sum": lambda: objectives.ProxyLoss(
+        losses.AMSoftmaxLoss(reduction="sum"), 3, weight=0.1
+    ),
+    "moments": lambda: objectives.HighOrderMomentLoss(
+        losses.ContrastiveLoss(1.3, "euclidean"), 3, 8
+    ),
     "moments of classes": lambda: objectives.HighOrderMomentLoss(
         losses.AMSoftmaxLoss(), 3, 8, num_classes=3, weight=0.1
     ),
@@ -312,8 +340,11 @@ TERMS = {
     "kernels of largest values": lambda: objectives.JointRepresentationSimilarity(
         "embedding", kernels.Polynomial(2), weight=0.1
     ),
-    # V stands still: each step would move it, and the replicas that are played share one. Devices have their own.
-    "rank mi": lambda: objectives.RankMI(1.5, hidden=8, depth=1, negatives="all", learning_rate=1e-12),
+    # V stands still: each step would move it, and the replicas that are played share one. Devices
+    # have their own.
+    "rank mi": lambda: objectives.RankMI(
+        1.5, hidden=8, depth=1, negatives="all", learning_rate=1e-12
+    ),
     "learned margin": lambda: objectives.LearnedMargin(3, beta=0.6, nu=0.1),
 }
 
@@ -328,7 +359,8 @@ def learner(terms):
 
 
 def step(model, sizes):
-    """The loss, summed over replicas as Keras does, its gradients, and the value of each term over the images."""
+    """The loss, summed over replicas as Keras does, its gradients, and the value of each term over
+    the images."""
     labels, x = colored_batch()
     reported = []
 
@@ -342,18 +374,23 @@ def step(model, sizes):
         if len(sizes) == 1:
             total = loss(tf.constant(labels), tf.constant(x))
         else:
-            parts = zip(tf.split(tf.constant(labels), sizes), tf.split(tf.constant(x), sizes), strict=True)
+            parts = zip(
+                tf.split(tf.constant(labels), sizes), tf.split(tf.constant(x), sizes), strict=True
+            )
             total = tf.add_n(play(loss, *parts))
     gradients = tape.gradient(total, [variable.value for variable in model.trainable_variables])
     return total.numpy(), gradients, np.average(reported[-len(sizes) :], axis=0, weights=sizes)
 
 
-# A loss over the pairs of all replicas, one whose images each replica averages by itself, work on each image before
-# they are gathered, and a whole batch. tests/objectives plays the replicas of every objective.
+# A loss over the pairs of all replicas, one whose images each replica averages by itself, work on
+# each image before they are gathered, and a whole batch. tests/objectives plays the replicas of
+# every objective.
 SLOW = ("moments", "moments of classes", "rank mi")
 
 
-@pytest.mark.parametrize("name", ["pairs", "joint", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize(
+    "name", ["pairs", "joint", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
 def test_the_gradient_is_that_of_one_device(name):
     model = learner(TERMS[name]())
     value, expected, terms = step(model, [12])
@@ -363,7 +400,8 @@ def test_the_gradient_is_that_of_one_device(name):
     for actual, wanted in zip(gradients, expected, strict=True):
         assert (actual is None) == (wanted is None)
         if wanted is not None:
-            # The order of the batch alone, on one device, moves a bias by 2.5e-6 of the largest gradient.
+            # The order of the batch alone, on one device, moves a bias by 2.5e-6 of the largest
+            # gradient.
             assert_close(actual, wanted, 1e-5, floor=5e-6 * largest)
     total, _, reported = step(model, [6, 6])
     assert_close(total, value)
@@ -391,7 +429,8 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
     for function in ("dot_products", "squared_distances", "absolute_distances", "together"):
         monkeypatch.setattr(pairwise, function, watched(getattr(pairwise, function)))
     step(model, [7, 5])
-    # In the first round replicas take themselves for the others; distances within a replica are logged.
+    # In the first round replicas take themselves for the others; distances within a replica are
+    # logged.
     assert {(7, 12), (5, 12)} <= set(made)
     assert (12, 12) not in made
 
@@ -402,16 +441,26 @@ def test_a_replica_without_images_is_refused():
     refused = pytest.raises(ValueError, match="fewer images than there are replicas")
     with refused, replicas.explaining_empty_replicas():
         play(model, [x[:2]], [x[:0]])
-    with pytest.raises(ValueError, match="first batch cannot be split"), replicas.explaining_empty_replicas():
+    with (
+        pytest.raises(ValueError, match="first batch cannot be split"),
+        replicas.explaining_empty_replicas(),
+    ):
         tf.add_n([tf.zeros((2, 1)), tf.zeros((1, 1))])
 
 
 def fresh_learner(loss=None, **options):
     keras.utils.set_random_seed(0)
     backbone = keras.Sequential(
-        [keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+        ]
     )
-    made = MetricLearner(Embedder(backbone, embedding_dim=4, image_size=8), loss or ContrastiveLoss())
+    made = MetricLearner(
+        Embedder(backbone, embedding_dim=4, image_size=8), loss or ContrastiveLoss()
+    )
     made.compile("adam", **options)
     return made
 
@@ -421,7 +470,9 @@ WEIGHT_OF_CLASS = dict.fromkeys(range(10), 1.0)
 REFUSED = {
     "class weights": lambda made: made.fit(X, LABELS, class_weight=WEIGHT_OF_CLASS, verbose=0),
     "image weights": lambda made: made.fit(X, LABELS, sample_weight=WEIGHTS, verbose=0),
-    "three parts": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS, WEIGHTS)), verbose=0),
+    "three parts": lambda made: made.fit(
+        tf.data.Dataset.from_tensors((X, LABELS, WEIGHTS)), verbose=0
+    ),
     "labels": lambda made: made.fit(tf.data.Dataset.from_tensors((X, LABELS + 0.5)), verbose=0),
     "gray": lambda made: made.fit(X[..., :1], LABELS, verbose=0),
     "validation": lambda made: made.fit(X, LABELS, validation_data=(X[..., :1], LABELS), verbose=0),
@@ -437,7 +488,9 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
         REFUSED[case](made)
     assert not made.built
     assert (made.train_function, made.test_function, made.predict_function) == (None, None, None)
-    logs = [one.fit(X, LABELS, batch_size=len(X), verbose=0).history["loss"] for one in (made, other)]
+    logs = [
+        one.fit(X, LABELS, batch_size=len(X), verbose=0).history["loss"] for one in (made, other)
+    ]
     assert logs[0] == pytest.approx(logs[1], rel=1e-5)
     assert len(made.train_on_batch(X, LABELS)) == len(made.metrics)
     assert np.isfinite(made.evaluate(X, LABELS, verbose=0)).all()
@@ -445,10 +498,18 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
 
 
 def test_executions_of_several_steps_train_as_single_steps_and_end_with_the_epoch(monkeypatch):
-    makers = [fresh_learner(ContrastiveLoss(), steps_per_execution=steps, jit_compile=False) for steps in (1, 3)]
-    logs = [made.fit(X, LABELS, batch_size=3, shuffle=False, epochs=2, verbose=0).history for made in makers]
+    makers = [
+        fresh_learner(ContrastiveLoss(), steps_per_execution=steps, jit_compile=False)
+        for steps in (1, 3)
+    ]
+    logs = [
+        made.fit(X, LABELS, batch_size=3, shuffle=False, epochs=2, verbose=0).history
+        for made in makers
+    ]
     assert logs[0] == logs[1]
-    for one, several in zip(*(values(made.variables + made.optimizer.variables) for made in makers), strict=True):
+    for one, several in zip(
+        *(values(made.variables + made.optimizer.variables) for made in makers), strict=True
+    ):
         np.testing.assert_array_equal(several, one)
     made = fresh_learner(steps_per_execution=2, run_eagerly=True)
     made.fit(X, LABELS, batch_size=4, epochs=2, verbose=0)

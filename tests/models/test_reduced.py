@@ -29,8 +29,12 @@ from tfdml.retrieval import fit_whitening
 
 def learner(*names, **options):
     keras.utils.set_random_seed(0)
-    terms = [HighOrderMomentLoss(losses.ContrastiveLoss(), 4, 32, name=name, **options) for name in names]
-    built = MetricLearner(tiny_embedder(resize=14, resize_mode="squash"), [losses.ContrastiveLoss(), *terms])
+    terms = [
+        HighOrderMomentLoss(losses.ContrastiveLoss(), 4, 32, name=name, **options) for name in names
+    ]
+    built = MetricLearner(
+        tiny_embedder(resize=14, resize_mode="squash"), [losses.ContrastiveLoss(), *terms]
+    )
     built.build((None, SIZE, SIZE, 3))
     return built
 
@@ -77,7 +81,9 @@ def test_saved_model_gives_the_same_embeddings_once_it_is_adapted(model, tmp_pat
     model.save(tmp_path / "moments.keras")
     again = keras.saving.load_model(tmp_path / "moments.keras")
     assert config_of(again) == config_of(model)
-    np.testing.assert_array_equal(again.predict(images(), verbose=0), model.predict(images(), verbose=0))
+    np.testing.assert_array_equal(
+        again.predict(images(), verbose=0), model.predict(images(), verbose=0)
+    )
 
 
 # Whitening
@@ -122,7 +128,11 @@ def test_saves_loads_and_is_exported(made, tmp_path):
 
 def test_a_truncated_embedder_gives_the_first_dimensions_and_is_saved(model, tmp_path):
     x = images()
-    for whole in (tiny_embedder(), model, with_whitening(model, np.asarray(model(images(1, 40))), dim=4)):
+    for whole in (
+        tiny_embedder(),
+        model,
+        with_whitening(model, np.asarray(model(images(1, 40))), dim=4),
+    ):
         cut = TruncatedEmbedder(whole, 3)
         vectors = np.asarray(whole(x))
         expected = vectors[:, :3] / np.linalg.norm(vectors[:, :3], axis=1, keepdims=True)

@@ -19,7 +19,9 @@ LENGTH = 24
 
 def text_embedder(dim=5, **options):
     keras.utils.set_random_seed(1)
-    return TextEmbedder(byte_encoder(LENGTH, 4), ByteTokenizer(LENGTH), embedding_dim=dim, **options)
+    return TextEmbedder(
+        byte_encoder(LENGTH, 4), ByteTokenizer(LENGTH), embedding_dim=dim, **options
+    )
 
 
 def terms():
@@ -28,7 +30,9 @@ def terms():
         objectives.SigmoidAcrossViews(weight=0.1, shared="left_out"),
         objectives.AcrossViews(losses.TripletLoss(0.2)),
         losses.ContrastiveLoss(),
-        objectives.MetricLoss(losses.ContrastiveLoss(), representation="text_embedding", name="of texts"),
+        objectives.MetricLoss(
+            losses.ContrastiveLoss(), representation="text_embedding", name="of texts"
+        ),
     ]
 
 
@@ -38,7 +42,10 @@ def learner(objectives=None):
 
 def batch():
     labels, images = colored_batch()
-    return labels, {"image": images, "text": text_embedder().tokenize([WORDS[label] for label in labels])}
+    return labels, {
+        "image": images,
+        "text": text_embedder().tokenize([WORDS[label] for label in labels]),
+    }
 
 
 def test_the_gradient_of_both_embedders_by_chunks_is_that_of_a_plain_step():
@@ -56,7 +63,9 @@ def test_bytes_that_many_texts_share_train_by_the_sum_of_their_gradients():
         options = {"weight_decay": 0.01, "clip_norm": 0.1, "ema": 0.9, "epsilon": 0.01}
         model.compile(build_optimizer("adam", model, 0.01, **options), run_eagerly=True)
         for _ in range(2):
-            model.train_step(({view: tf.constant(x) for view, x in inputs.items()}, tf.constant(labels)))
+            model.train_step(
+                ({view: tf.constant(x) for view, x in inputs.items()}, tf.constant(labels))
+            )
         weights.append(values(model.trainable_variables))
     for one, other in zip(*weights, strict=True):
         assert_close(one, other, 1e-4, floor=1e-5)
@@ -64,14 +73,18 @@ def test_bytes_that_many_texts_share_train_by_the_sum_of_their_gradients():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", [{"jit_compile": True}, {"jit_compile": False, "run_eagerly": True}], ids=["xla", "eager"]
+    "options",
+    [{"jit_compile": True}, {"jit_compile": False, "run_eagerly": True}],
+    ids=["xla", "eager"],
 )
 def test_it_learns_to_find_texts_and_continues_as_it_was_saved(options, tmp_path):
     labels, inputs = batch()
     # XLA takes a minute for all of them.
     model = learner(terms()[1:2] if "run_eagerly" not in options else None)
     model.compile(keras.optimizers.Adam(0.01), **options)
-    losses_of = model.fit(inputs, labels, epochs=4, batch_size=len(labels), verbose=0).history["loss"]
+    losses_of = model.fit(inputs, labels, epochs=4, batch_size=len(labels), verbose=0).history[
+        "loss"
+    ]
     assert losses_of[-1] < losses_of[0]
     model.save(tmp_path / "learner.keras")
     again = keras.saving.load_model(tmp_path / "learner.keras")
@@ -81,7 +94,9 @@ def test_it_learns_to_find_texts_and_continues_as_it_was_saved(options, tmp_path
         np.testing.assert_array_equal(one[1], other[1])
     for copy in (model, again):
         copy.fit(inputs, labels, batch_size=len(labels), verbose=0)
-    for one, other in zip(values(model.trainable_variables), values(again.trainable_variables), strict=True):
+    for one, other in zip(
+        values(model.trainable_variables), values(again.trainable_variables), strict=True
+    ):
         assert_close(one, other, 1e-5, floor=1e-6)
 
 
@@ -89,7 +104,13 @@ def test_parts_are_named_by_view_and_a_frozen_tower_stays():
     labels, inputs = batch()
     model = learner()
     model.build(model.view_shape)
-    assert list(model.parts()) == ["backbone", "projection", "text backbone", "text projection", "objectives"]
+    assert list(model.parts()) == [
+        "backbone",
+        "projection",
+        "text backbone",
+        "text projection",
+        "objectives",
+    ]
     model.embedder.trainable = False
     before = values(model.embedder.weights)
     model.compile(Taking(), run_eagerly=True)
@@ -111,7 +132,9 @@ def test_the_scale_of_the_softmax_stays_at_most_100():
 def test_stored_vectors_and_mixed_precision():
     labels, x = np.arange(8) % 3, np.random.default_rng(0).normal(size=(2, 8, 6)).astype("float32")
     with dtype_policy("mixed_float16"):
-        model = MetricLearner({"image": Head(6, 4), "text": Head(6, 4, name="texts")}, objectives.SigmoidAcrossViews())
+        model = MetricLearner(
+            {"image": Head(6, 4), "text": Head(6, 4, name="texts")}, objectives.SigmoidAcrossViews()
+        )
     model.compile("adam")
     model.fit({"image": x[0], "text": x[1]}, labels, batch_size=8, verbose=0)
     assert all(np.isfinite(value).all() for value in values(model.weights))
@@ -120,21 +143,35 @@ def test_stored_vectors_and_mixed_precision():
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("pooling", ["avg", "max", "first", "last"])
 def test_padding_changes_no_embedding_and_files_keep_the_tokens(pooling, tmp_path):
-    encoder = keras.Sequential([keras.Input((None,), dtype="int32"), keras.layers.Embedding(256, 6)])
-    short, long = (TextEmbedder(encoder, ByteTokenizer(size), embedding_dim=0, pooling=pooling) for size in (20, 40))
+    encoder = keras.Sequential(
+        [keras.Input((None,), dtype="int32"), keras.layers.Embedding(256, 6)]
+    )
+    short, long = (
+        TextEmbedder(encoder, ByteTokenizer(size), embedding_dim=0, pooling=pooling)
+        for size in (20, 40)
+    )
     expected = short.embed_texts(WORDS)
     assert_close(long.embed_texts(WORDS), expected)
     assert_close(short.embed_texts([word.upper() for word in WORDS]), expected)
     short.save(tmp_path / "text.keras")
-    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "text.keras").embed_texts(WORDS), expected)
+    np.testing.assert_array_equal(
+        keras.saving.load_model(tmp_path / "text.keras").embed_texts(WORDS), expected
+    )
     vectors = keras.ops.convert_to_numpy(encoder.layers[0].embeddings)[list(b"red")]
-    pooled = {"avg": vectors.mean(0), "max": vectors.max(0), "first": vectors[0], "last": vectors[-1]}[pooling]
+    pooled = {
+        "avg": vectors.mean(0),
+        "max": vectors.max(0),
+        "first": vectors[0],
+        "last": vectors[-1],
+    }[pooling]
     assert_close(expected[0], pooled / np.linalg.norm(pooled))
 
 
 def test_a_layer_of_keras_tokenizes():
     tokenizer = keras.layers.TextVectorization(output_sequence_length=5, vocabulary=["red", "sea"])
-    model = TextEmbedder(keras.Sequential([keras.Input((5,)), keras.layers.Embedding(4, 3)]), tokenizer)
+    model = TextEmbedder(
+        keras.Sequential([keras.Input((5,)), keras.layers.Embedding(4, 3)]), tokenizer
+    )
     assert model.tokenize(["red sea", "sea unknown"]).tolist() == [[2, 3, 0, 0, 0], [3, 1, 0, 0, 0]]
 
 

@@ -1,4 +1,5 @@
-"""Every objective with the arguments by which its path differs, what it reads, and its float64 reference."""
+"""Every objective with the arguments by which its path differs, what it reads, and its float64
+reference."""
 
 import functools
 import itertools
@@ -34,8 +35,8 @@ class Case(NamedTuple):
         reference: The value of labels, of each array that it reads, and of each of `weights`.
         inputs: From vectors (B, 4) to the arrays that it reads, by name.
         weights: The variables whose gradient is compared as well.
-        frozen: A function of labels, arrays and weights: what the reference takes as constant where the gradient is
-            compared, by argument.
+        frozen: A function of labels, arrays and weights: what the reference takes as constant where
+            the gradient is compared, by argument.
         unit: Whether the vectors have length 1 where the gradient is compared.
         relative: The tolerance of the gradient.
         floor: That of the value on degenerate batches.
@@ -53,7 +54,9 @@ class Case(NamedTuple):
 
 def built(objective, inputs=embedding, **weights):
     """The objective with weights of these values."""
-    shapes = {name: (None, *x.shape[1:]) for name, x in inputs(np.zeros((1, DIM), "float32")).items()}
+    shapes = {
+        name: (None, *x.shape[1:]) for name, x in inputs(np.zeros((1, DIM), "float32")).items()
+    }
     objective.build_from(shapes)
     objective.built = True
     for name, value in weights.items():
@@ -102,15 +105,20 @@ def regularizers():
     for form, reduction in itertools.product(FORMS, ("mean", "sum")):
         table[f"energy {form} {reduction}"] = energy(form, reduction=reduction)
     spread = objectives.EntropySpread
-    table["pairs at 2.5"] = Case(spread(threshold=2.5), functools.partial(of_classes.entropy_of_pairs, threshold=2.5))
+    table["pairs at 2.5"] = Case(
+        spread(threshold=2.5), functools.partial(of_classes.entropy_of_pairs, threshold=2.5)
+    )
     for reduction in ("mean", "sum"):
         reduced = {"reduction": reduction}
-        table[f"pairs {reduction}"] = Case(spread(**reduced), functools.partial(of_classes.entropy_of_pairs, **reduced))
+        table[f"pairs {reduction}"] = Case(
+            spread(**reduced), functools.partial(of_classes.entropy_of_pairs, **reduced)
+        )
         table[f"nearest {reduction}"] = Case(
             spread("nearest", **reduced), functools.partial(of_classes.nearest_entropy, **reduced)
         )
         table[f"penalty {reduction}"] = Case(
-            objectives.IntraClassPenalty(**reduced), functools.partial(plain.intra_class_penalty, **reduced)
+            objectives.IntraClassPenalty(**reduced),
+            functools.partial(plain.intra_class_penalty, **reduced),
         )
     return table
 
@@ -133,7 +141,11 @@ KERNELS = {
         lambda x, tau: plain.gaussian(x, None, (1.0,), tau),
         plain.squared_distance,
     ),
-    "laplace": (kernels.Laplace(), lambda x, tau: plain.laplace(x, None, 1.0, tau), plain.absolute_distance),
+    "laplace": (
+        kernels.Laplace(),
+        lambda x, tau: plain.laplace(x, None, 1.0, tau),
+        plain.absolute_distance,
+    ),
     "polynomial 2": (kernels.Polynomial(2), lambda x, tau: plain.polynomial(x, None, 2), None),
     "polynomial 5": (kernels.Polynomial(5), lambda x, tau: plain.polynomial(x, None, 5), None),
     "exponential": (kernels.Exponential(), lambda x, tau: plain.exponential(x), None),
@@ -149,7 +161,10 @@ def joint(kind, levels=tuple(LEVELS), kernel=None, **arguments):
 
     def reference(labels, *arrays, taus=None):
         rows = list(zip(levels, arrays, taus or [None] * len(levels), strict=True))
-        grams = [gram(x, tau) if gram else plain.gaussian(x, None, MULTIPLIERS[level], tau) for level, x, tau in rows]
+        grams = [
+            gram(x, tau) if gram else plain.gaussian(x, None, MULTIPLIERS[level], tau)
+            for level, x, tau in rows
+        ]
         if kind == "similarity":
             return plain.joint_representation_similarity(labels, grams, **arguments)
         return of_classes.joint_norms(labels, grams, kind, **arguments)
@@ -201,7 +216,9 @@ def proxies(reduction="mean", **arguments):
 
     def reference(labels, x, centers):
         cosines = plain.class_similarities(x, centers)
-        costs = sorted(plain.am_softmax([label], [row]) for label, row in zip(labels, cosines, strict=True))
+        costs = sorted(
+            plain.am_softmax([label], [row]) for label, row in zip(labels, cosines, strict=True)
+        )
         # Of several that are the highest all count.
         highest = costs[len(costs) - int(arguments.get("drop_highest", 0) * len(costs)) - 1]
         costs = [cost for cost in costs if cost <= highest]
@@ -219,10 +236,14 @@ def of_faces():
 
     return {
         "curricular": on_proxies(
-            face(CLASSES, scale=4.0), lambda y, x, p: of_classes.curricular(y, x, p, 0.3, 4.0), t=0.3
+            face(CLASSES, scale=4.0),
+            lambda y, x, p: of_classes.curricular(y, x, p, 0.3, 4.0),
+            t=0.3,
         ),
         "curricular wide": on_proxies(
-            face(CLASSES, scale=16.0, margin=1.2), lambda y, x, p: of_classes.curricular(y, x, p, 0.9, 16.0, 1.2), t=0.9
+            face(CLASSES, scale=16.0, margin=1.2),
+            lambda y, x, p: of_classes.curricular(y, x, p, 0.9, 16.0, 1.2),
+            t=0.9,
         ),
         "sphere face 2": on_proxies(
             two(CLASSES, scale=6.0, detached=False),
@@ -258,7 +279,9 @@ def with_class_weights():
     for tau in (0.2, 0.0):
         table[f"soft triple {tau}"] = on_proxies(
             objectives.RegularizedSoftTriple(CLASSES, 3, scale=5.0, tau=tau),
-            lambda y, x, centers, tau=tau: of_classes.regularized_soft_triple(y, x, centers, tau, scale=5.0),
+            lambda y, x, centers, tau=tau: of_classes.regularized_soft_triple(
+                y, x, centers, tau, scale=5.0
+            ),
         )
     objective = built(objectives.InstanceLoss(CLASSES))
     table["instance"] = Case(objective, of_classes.instance, weights=[objective.head], unit=False)
@@ -270,11 +293,15 @@ def with_class_weights():
 
 def binomial_on_prefixes(labels, x, dims, factors):
     units = [references_moments.unit(np.asarray(x, np.float64)[:, :dim]) for dim in dims]
-    return sum(factor * plain.binomial(labels, unit) for factor, unit in zip(factors, units, strict=True))
+    return sum(
+        factor * plain.binomial(labels, unit) for factor, unit in zip(factors, units, strict=True)
+    )
 
 
 def shaped(x, *shape):
-    return x.reshape(-1, *shape) if isinstance(x, np.ndarray) else keras.ops.reshape(x, (-1, *shape))
+    return (
+        x.reshape(-1, *shape) if isinstance(x, np.ndarray) else keras.ops.reshape(x, (-1, *shape))
+    )
 
 
 def heads(x):
@@ -283,7 +310,9 @@ def heads(x):
 
 
 def divergence(pairs, average, margin):
-    reference = functools.partial(of_classes.divergence, margin=margin, pairs=pairs, average=average)
+    reference = functools.partial(
+        of_classes.divergence, margin=margin, pairs=pairs, average=average
+    )
     objective = objectives.HeadDivergence(margin, pairs, average)
     return Case(objective, lambda labels, x: reference(x), heads)
 
@@ -293,14 +322,19 @@ def feature_map(x):
     return {"feature_map": shaped(x, 2, 1, 2)}
 
 
-#: A loss, what else HORDE needs for it, and its reference on vectors (and class proxies, where it has them).
+#: A loss, what else HORDE needs for it, and its reference on vectors (and class proxies, where it
+#: has them).
 BASES = {
     "pairs": (
         losses.ContrastiveLoss(1.3, "euclidean"),
         {},
         lambda y, x: plain.contrastive(y, x, 1.3, "euclidean"),
     ),
-    "pairs sum": (losses.BinomialDevianceLoss(reduction="sum"), {}, lambda y, x: plain.binomial(y, x, reduction="sum")),
+    "pairs sum": (
+        losses.BinomialDevianceLoss(reduction="sum"),
+        {},
+        lambda y, x: plain.binomial(y, x, reduction="sum"),
+    ),
     "classes": (
         losses.AMSoftmaxLoss(),
         {"num_classes": CLASSES},
@@ -309,13 +343,16 @@ BASES = {
     "image by image": (
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         {},
-        lambda y, x: plain.mean([of_losses.cross_entropy(label, list(row)) for label, row in zip(y, x, strict=True)]),
+        lambda y, x: plain.mean(
+            [of_losses.cross_entropy(label, list(row)) for label, row in zip(y, x, strict=True)]
+        ),
     ),
 }
 
 
 def moments(base, orders=3, mode="cascaded", embedding_dim=CLASSES, reduce_to=None, **options):
-    """HORDE: the sum over orders of a loss on their vectors, by its projections, dense layers and proxies."""
+    """HORDE: the sum over orders of a loss on their vectors, by its projections, dense layers and
+    proxies."""
     loss, extra, of_vectors = BASES[base]
     keras.utils.set_random_seed(2)
     objective = objectives.HighOrderMomentLoss(
@@ -341,7 +378,10 @@ def moments(base, orders=3, mode="cascaded", embedding_dim=CLASSES, reduce_to=No
             features, projections or fixed, dense, objective.orders, mode, *reduction
         )
         terms = zip(vectors.values(), objective.order_weights, strict=True)
-        return sum(weight * of_vectors(labels, x, *centers[i : i + 1]) for i, (x, weight) in enumerate(terms))
+        return sum(
+            weight * of_vectors(labels, x, *centers[i : i + 1])
+            for i, (x, weight) in enumerate(terms)
+        )
 
     # Rounding of duplicates leaves squared distances of 1e-7, whose root is 3e-4.
     weights = [variable for group in groups for variable in group]
@@ -358,14 +398,19 @@ def of_representations():
     for dims, factors in (((2, 3, 4), None), ((1, 4), (0.5, 2.0))):
         table[f"matryoshka {dims}"] = Case(
             objectives.Matryoshka(losses.BinomialDevianceLoss(), dims, factors),
-            functools.partial(binomial_on_prefixes, dims=dims, factors=factors or (1.0,) * len(dims)),
+            functools.partial(
+                binomial_on_prefixes, dims=dims, factors=factors or (1.0,) * len(dims)
+            ),
             floor=2e-5,
         )
     for pairs, average in itertools.product(("all", "image"), ("active", "all")):
         table[f"divergence {pairs} {average}"] = divergence(pairs, average, 0.2)
     table["divergence of margin -1"] = divergence("all", "active", -1.0)
     table["headwise"] = Case(
-        objectives.HeadwiseLoss(losses.ContrastiveLoss(1.3, "euclidean")), mean_of_heads, heads, floor=1e-5
+        objectives.HeadwiseLoss(losses.ContrastiveLoss(1.3, "euclidean")),
+        mean_of_heads,
+        heads,
+        floor=1e-5,
     )
     for base in BASES:
         table[f"moments of {base}"] = moments(base, reduce_to=2)
@@ -397,7 +442,9 @@ def across(make, reference, shared):
 
 def rank_mi(seed=0, root=1.1, **arguments):
     """A RankMI whose V falls, with random kinks, and has a root at about `root`."""
-    objective = objectives.RankMI(**{"hidden": 6, "depth": 1, "negatives": "all", "seed": 1, **arguments})
+    objective = objectives.RankMI(
+        **{"hidden": 6, "depth": 1, "negatives": "all", "seed": 1, **arguments}
+    )
     objective.build_from({})
     objective.built = True
     generator = np.random.default_rng(seed)
@@ -423,7 +470,9 @@ def v_of(objective):
 def mutual_information():
     objective = rank_mi(2)
     v, beta = v_of(objective), float(objective.network.root(objective.beta))
-    return Case(objective, lambda y, x: references_rankmi.violating_pairs(y, x, v, beta, 0.2), floor=1e-5)
+    return Case(
+        objective, lambda y, x: references_rankmi.violating_pairs(y, x, v, beta, 0.2), floor=1e-5
+    )
 
 
 CASES = {
@@ -446,10 +495,21 @@ CASES = {
 FIRST = list({type(case.objective): name for name, case in reversed(CASES.items())}.values())[::-1]
 PATHS = [
     *FIRST,
-    *("density hard", "density none", "energy plain mean", "energy log_of_mean mean", "nearest mean"),
+    *(
+        "density hard",
+        "density none",
+        "energy plain mean",
+        "energy log_of_mean mean",
+        "nearest mean",
+    ),
     *(f"similarity of {name}" for name in ("laplace", "polynomial 5", "exponential")),
     *("margin nu", "proxies dropping 0.3", "sphere face 2 detached", "divergence image all"),
-    *("moments of classes", "moments of image by image", "moments independent", "moments random with dense"),
+    *(
+        "moments of classes",
+        "moments of image by image",
+        "moments independent",
+        "moments random with dense",
+    ),
 ]
 
 
@@ -457,7 +517,9 @@ def by_mode(quick, compiled=()):
     """Each case eagerly, of which those of `quick` are quick, and those of `compiled` by XLA."""
     rows = [("eager", name) for name in CASES] + [("xla", name) for name in compiled]
     parameters = [
-        pytest.param(mode, CASES[name], id=f"{mode} {name}", marks=[] if name in quick else pytest.mark.slow)
+        pytest.param(
+            mode, CASES[name], id=f"{mode} {name}", marks=[] if name in quick else pytest.mark.slow
+        )
         for mode, name in rows
     ]
     return pytest.mark.parametrize(("mode", "case"), parameters)

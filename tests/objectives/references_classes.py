@@ -1,10 +1,17 @@
-"""Slow float64 references of objectives over classes, with plain loops; nothing here imports tfdml."""
+"""Slow float64 references of objectives over classes, with plain loops; nothing here imports
+tfdml."""
 
 import math
 
 import numpy as np
 
-from tests.losses.references import cross_entropy, draw_probabilities, negatives, positives, soft_triple
+from tests.losses.references import (
+    cross_entropy,
+    draw_probabilities,
+    negatives,
+    positives,
+    soft_triple,
+)
 from tests.references import (
     contrastive,
     cosine,
@@ -39,7 +46,9 @@ def energy_confusion(labels, x, form="log", reduction="mean", offset=0.0):
         return math.log(max(mean(pairs) + offset, 1e-12)) if pairs else 0.0
     values = []
     for a, b in class_pairs(labels):
-        energy = mean([squared_distance(x[i], x[j]) for i in members(labels, a) for j in members(labels, b)])
+        energy = mean(
+            [squared_distance(x[i], x[j]) for i in members(labels, a) for j in members(labels, b)]
+        )
         values.append(math.log1p(energy) if form == "log" else energy)
     return total(values) if reduction == "sum" else mean(values)
 
@@ -51,9 +60,14 @@ def density(labels, x, c):
     return mean([squared_distance(row, center) for row in rows])
 
 
-def density_adaptivity(labels, x, targets, reference=None, eta=0.5, constraint="soft", reduction="mean"):
-    """Li et al. 2019, eq. 6, 7 and 8; for "hard", `targets` is their mean. No `reference`: no constraint."""
-    known = {} if reference is None else {c: float(r) ** eta for c, r in enumerate(reference) if r > 0}
+def density_adaptivity(
+    labels, x, targets, reference=None, eta=0.5, constraint="soft", reduction="mean"
+):
+    """Li et al. 2019, eq. 6, 7 and 8; for "hard", `targets` is their mean. No `reference`: no
+    constraint."""
+    known = (
+        {} if reference is None else {c: float(r) ** eta for c, r in enumerate(reference) if r > 0}
+    )
     present = classes_of(labels)
     if constraint == "hard":
         over = mean(list(known.values()))
@@ -61,7 +75,9 @@ def density_adaptivity(labels, x, targets, reference=None, eta=0.5, constraint="
     else:
         alpha = {c: float(targets[c]) for c in present}
     average = total if reduction == "sum" else mean
-    value = average([(density(labels, x, c) - alpha[c]) ** 2 for c in present]) - average(list(alpha.values()))
+    value = average([(density(labels, x, c) - alpha[c]) ** 2 for c in present]) - average(
+        list(alpha.values())
+    )
     if constraint != "soft":
         return value
     gaps = [
@@ -116,32 +132,47 @@ def joint_norms(labels, grams, kind, squared=False, reduction="mean"):
         else:
             gap = -length(inner(a, a)) - length(inner(b, b))
         values.append(len(members(labels, a)) * len(members(labels, b)) * gap)
-    return total(values) if reduction == "sum" else (total(values) / len(negative_pairs(labels)) if values else 0.0)
+    return (
+        total(values)
+        if reduction == "sum"
+        else (total(values) / len(negative_pairs(labels)) if values else 0.0)
+    )
 
 
 def learned_margin(labels, x, beta, alpha=0.2, nu=0.0, reduction="mean", probabilities=None):
-    """Wu et al. 2017, with a boundary per class; `probabilities` freezes the distribution of the negatives."""
+    """Wu et al. 2017, with a boundary per class; `probabilities` freezes the distribution of the
+    negatives."""
     drawn = draw_probabilities(labels, x) if probabilities is None else probabilities
     value, active = 0.0, 0.0
     for a in range(len(labels)):
         b = float(beta[int(labels[a])])
         for p in positives(labels, a):
             terms = [(1.0, distance(x[a], x[p], "euclidean") - b + alpha)]
-            terms += [(drawn[a][n], b + alpha - distance(x[a], x[n], "euclidean")) for n in negatives(labels, a)]
+            terms += [
+                (drawn[a][n], b + alpha - distance(x[a], x[n], "euclidean"))
+                for n in negatives(labels, a)
+            ]
             value += sum(weight * max(term, 0.0) for weight, term in terms) + nu * b
             active += sum(weight for weight, term in terms if term > 0)
     return value if reduction == "sum" or active == 0 else value / active
 
 
 def regularized_soft_triple(labels, x, centers, tau=0.2, **arguments):
-    """Qian et al. 2019: the loss, and tau times the mean of the distances between the centers of a class."""
+    """Qian et al. 2019: the loss, and tau times the mean of the distances between the centers of a
+    class."""
     count, per_class = len(centers), len(centers[0])
     similarities = np.array([[[cosine(row, w) for w in ws] for ws in centers] for row in x])
     gaps = []
     for ws in centers:
         unit = [np.asarray(w, np.float64) / norm(w) for w in ws]
-        gaps += [math.sqrt(2 - 2 * dot(unit[s], unit[t])) for s in range(per_class) for t in range(s + 1, per_class)]
-    regularizer = tau * total(gaps) / (count * per_class * (per_class - 1)) if per_class > 1 else 0.0
+        gaps += [
+            math.sqrt(2 - 2 * dot(unit[s], unit[t]))
+            for s in range(per_class)
+            for t in range(s + 1, per_class)
+        ]
+    regularizer = (
+        tau * total(gaps) / (count * per_class * (per_class - 1)) if per_class > 1 else 0.0
+    )
     return soft_triple(labels, similarities, **arguments) + regularizer
 
 
@@ -164,8 +195,11 @@ def curricular(labels, x, proxies, t=0.0, scale=64.0, margin=0.5):
     return mean(values)
 
 
-def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0, at=None):
-    """Wen et al. 2022; `at`, an x and proxies, is where g is taken: what it adds to the cosine is then a constant."""
+def sphere_face2(
+    labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, adjustment=3.0, at=None
+):
+    """Wen et al. 2022; `at`, an x and proxies, is where g is taken: what it adds to the cosine is
+    then a constant."""
     values, found = [], cosines(x, proxies)
     fixed = found if at is None else cosines(*at)
     for label, row, fixed_row in zip(labels, found, fixed, strict=True):
@@ -182,11 +216,17 @@ def sphere_face2(labels, x, proxies, bias, scale=40.0, margin=0.4, balance=0.7, 
 
 def instance(labels, x, head):
     logits = np.asarray(x, np.float64) @ np.asarray(head, np.float64).T
-    return mean([cross_entropy(label, [float(v) for v in row]) for label, row in zip(labels, logits, strict=True)])
+    return mean(
+        [
+            cross_entropy(label, [float(v) for v in row])
+            for label, row in zip(labels, logits, strict=True)
+        ]
+    )
 
 
 def divergence(x, margin=0.5, pairs="all", average="active"):
-    """Kim et al. 2018, sec. 3.3, on cosines: over heads p != q in either order, and images (i, j) or (i, i)."""
+    """Kim et al. 2018, sec. 3.3, on cosines: over heads p != q in either order, and images (i, j)
+    or (i, i)."""
     images, heads = x.shape[:2]
     values = [
         max(cosine(x[i, p], x[j, q]) - margin, 0.0)

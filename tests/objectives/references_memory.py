@@ -1,4 +1,5 @@
-"""Losses over pairs with a memory, pair by pair: of the distances of each anchor to its positives and negatives."""
+"""Losses over pairs with a memory, pair by pair: of the distances of each anchor to its positives
+and negatives."""
 
 import numpy as np
 
@@ -19,7 +20,12 @@ def binomial_sum(anchors):
 
 
 def triplet(anchors):
-    hinges = [p * p - n * n + 0.3 for positives, negatives in anchors for p in positives for n in negatives]
+    hinges = [
+        p * p - n * n + 0.3
+        for positives, negatives in anchors
+        for p in positives
+        for n in negatives
+    ]
     active = [hinge for hinge in hinges if hinge > 0]
     return np.mean(active) if active else 0.0
 
@@ -34,7 +40,8 @@ def multi_similarity(anchors):
 
 
 def reference(of_anchors, labels, x, memory, compared=None):
-    """The loss of the distances of each of the images to its positives and its negatives, one pair after another.
+    """The loss of the distances of each of the images to its positives and its negatives, one pair
+    after another.
 
     The images are compared with each other, or with `compared`: their vectors as constants.
     """
@@ -45,7 +52,9 @@ def reference(of_anchors, labels, x, memory, compared=None):
         positives, negatives = [], []
         others = [(labels[j], compared[j]) for j in range(len(x)) if j != i] + memory
         for other, vector in others:
-            (positives if other == label else negatives).append(np.sqrt(np.sum((x[i] - vector) ** 2)))
+            (positives if other == label else negatives).append(
+                np.sqrt(np.sum((x[i] - vector) ** 2))
+            )
         anchors.append((positives, negatives))
     return of_anchors(anchors)
 
@@ -85,7 +94,9 @@ class PrismReference:
             kept = likely >= np.sort(likely)[dropped]
         kept |= likely >= 1
         if self.steps >= self.start:
-            self.memory += [image for image, good in zip(zip(labels, x, strict=True), kept, strict=True) if good]
+            self.memory += [
+                image for image, good in zip(zip(labels, x, strict=True), kept, strict=True) if good
+            ]
             self.memory = self.memory[-self.size :]
         self.steps += 1
         return kept

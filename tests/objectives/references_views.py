@@ -13,7 +13,11 @@ def logits(x, y, log_scale, bias=0.0):
 
 
 def positives(labels, shared):
-    same = np.equal.outer(labels, labels) if np.ndim(labels) == 1 else np.any(labels[:, None] == labels[None], axis=2)
+    same = (
+        np.equal.outer(labels, labels)
+        if np.ndim(labels) == 1
+        else np.any(labels[:, None] == labels[None], axis=2)
+    )
     own = np.eye(len(labels), dtype=bool)
     return (own, own | ~same) if shared == "left_out" else (same | own, np.ones_like(own))
 
@@ -34,9 +38,12 @@ def softmax_across(labels, x, y, log_scale, shared="positive"):
 
 
 def sigmoid_across(labels, x, y, log_scale, bias, shared="positive"):
-    """The sum over all pairs of the negative log-likelihood of a sigmoid, over the number of items."""
+    """The sum over all pairs of the negative log-likelihood of a sigmoid, over the number of
+    items."""
     total = 0.0
-    for row, target, counted in zip(logits(x, y, log_scale, bias), *positives(labels, shared), strict=True):
+    for row, target, counted in zip(
+        logits(x, y, log_scale, bias), *positives(labels, shared), strict=True
+    ):
         total += sum(
             np.logaddexp(0, -z if is_one else z)
             for z, is_one, counts in zip(row, target, counted, strict=True)

@@ -1,4 +1,5 @@
-"""Objectives over two views: their definitions, what items of one label are, replicas, dtypes, the learner's step."""
+"""Objectives over two views: their definitions, what items of one label are, replicas, dtypes, the
+learner's step."""
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def test_published_starting_points():
 
 
 def test_items_of_one_label_or_text_are_never_negatives():
-    """Of labels and texts as rows, and each direction: moving them further apart never lowers the loss."""
+    """Of labels and texts as rows, and each direction: moving them further apart never lowers the
+    loss."""
     rows = np.array([[0, 5], [1, 5], [1, 6], [2, 7]])
     _, x, y = two_views(size=4)
     for cls, reference, extra in (
@@ -52,7 +54,9 @@ def test_items_of_one_label_or_text_are_never_negatives():
         for shared in ("positive", "left_out"):
             objective = built(cls(shared=shared, positives="same_label_or_text"))
             numbers = [float(objective.log_scale), *extra]
-            assert_close(term_of(objective)(rows, x, y), reference(rows, x, y, *numbers, shared=shared))
+            assert_close(
+                term_of(objective)(rows, x, y), reference(rows, x, y, *numbers, shared=shared)
+            )
 
 
 @pytest.mark.parametrize(
@@ -67,12 +71,17 @@ def test_items_of_one_label_or_text_are_never_negatives():
     ids=lambda loss: type(loss).__name__,
 )
 def test_any_pair_loss_compares_the_views(loss):
-    """Anchors of one view, references of the other: a batch of both views, without pairs within a view."""
+    """Anchors of one view, references of the other: a batch of both views, without pairs within a
+    view."""
     labels, x, y = two_views()
-    value, gradients = value_and_gradients(lambda a, b: term_of(AcrossViews(loss))(labels, a, b), x, y)
+    value, gradients = value_and_gradients(
+        lambda a, b: term_of(AcrossViews(loss))(labels, a, b), x, y
+    )
     expected, of_the_other = 0.0, np.tile(np.arange(16) < 8, (8, 1))
     for anchors, others in ((x, y), (y, x)):
-        pairs = Pairs.of_batch(np.concatenate([others, anchors]), np.tile(labels, 2), scope=Scope(8, 8))
+        pairs = Pairs.of_batch(
+            np.concatenate([others, anchors]), np.tile(labels, 2), scope=Scope(8, 8)
+        )
         expected += float(loss.of_pairs(pairs.keep(of_the_other, of_the_other))) / 2
     assert_close(value, expected)
     assert all(np.any(gradient) for gradient in gradients)
@@ -92,12 +101,16 @@ def test_on_replicas_it_is_that_of_the_global_batch(make):
 
     def of_replica(own_labels, both):
         views = {name: replicas.gather(both[:, i]) for i, name in enumerate(VIEWS)}
-        return objective.term(views, replicas.gather(own_labels), Scope.of_replica(len(own_labels))).share
+        return objective.term(
+            views, replicas.gather(own_labels), Scope.of_replica(len(own_labels))
+        ).share
 
     arrays = labels, np.stack([x, y], axis=1)
     alone = sum_and_gradient(of_replica, arrays, [9])
     for sizes in ([5, 4], [3, 1, 5]):
-        for actual, expected in zip(sum_and_gradient(of_replica, arrays, sizes), alone, strict=True):
+        for actual, expected in zip(
+            sum_and_gradient(of_replica, arrays, sizes), alone, strict=True
+        ):
             assert_close(actual, expected)
 
 
@@ -109,9 +122,13 @@ def test_prefixes_of_both_views_add_up():
 
 
 def test_names_of_expressions_and_a_relation_from_the_data():
-    terms = build_objectives("clip + 0.5 * siglip(shared=left_out) + across_views(loss=triplet(margin=0.2))")
+    terms = build_objectives(
+        "clip + 0.5 * siglip(shared=left_out) + across_views(loss=triplet(margin=0.2))"
+    )
     assert [type(term) for term in terms] == [SoftmaxAcrossViews, SigmoidAcrossViews, AcrossViews]
-    terms = build_objectives("clip + across_views(loss=contrastive)", relation=mining.same_label_or_text, columns=2)
+    terms = build_objectives(
+        "clip + across_views(loss=contrastive)", relation=mining.same_label_or_text, columns=2
+    )
     assert all(term.positives is mining.same_label_or_text for term in terms)
 
 

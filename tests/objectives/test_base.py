@@ -20,15 +20,25 @@ MAKE = {
     "AcrossViews": lambda: objectives.AcrossViews(losses.RankedListLoss()),
     "CrossBatchMemory": lambda: objectives.CrossBatchMemory(losses.ContrastiveLoss(), size=8),
     "HeadwiseLoss": lambda: objectives.HeadwiseLoss(losses.RankedListLoss()),
-    "HighOrderMomentLoss": lambda: objectives.HighOrderMomentLoss(losses.RankedListLoss(), orders=2, dim=8),
+    "HighOrderMomentLoss": lambda: objectives.HighOrderMomentLoss(
+        losses.RankedListLoss(), orders=2, dim=8
+    ),
     "Matryoshka": lambda: objectives.Matryoshka(losses.RankedListLoss(), dims=[2, 6]),
-    "MatryoshkaProxyLoss": lambda: objectives.MatryoshkaProxyLoss(losses.AMSoftmaxLoss(), 3, dims=[2, 6]),
+    "MatryoshkaProxyLoss": lambda: objectives.MatryoshkaProxyLoss(
+        losses.AMSoftmaxLoss(), 3, dims=[2, 6]
+    ),
     "MetricLoss": lambda: objectives.MetricLoss(losses.RankedListLoss()),
     "Prism": lambda: objectives.Prism(losses.ContrastiveLoss(), 3, size=8),
     "ProxyLoss": lambda: objectives.ProxyLoss(losses.AMSoftmaxLoss(), 3, drop_highest=0.3),
     **{
         name: lambda name=name: getattr(objectives, name)(num_classes=3)
-        for name in ("CurricularFace", "DensityAdaptivity", "InstanceLoss", "LearnedMargin", "RegularizedSoftTriple")
+        for name in (
+            "CurricularFace",
+            "DensityAdaptivity",
+            "InstanceLoss",
+            "LearnedMargin",
+            "RegularizedSoftTriple",
+        )
     },
     "SphereFace2": lambda: objectives.SphereFace2(3),
 }
@@ -36,7 +46,9 @@ NAMES = list(public_classes(objectives))
 
 
 def representations():
-    vectors = {name: random_batch(1, 8, 3, 6)[1] for name in ("embedding", "projection", "pooled", "class")}
+    vectors = {
+        name: random_batch(1, 8, 3, 6)[1] for name in ("embedding", "projection", "pooled", "class")
+    }
     vectors["text_embedding"] = random_batch(3, 8, 3, 6)[1]
     vectors |= {f"detached_{name}": vectors[name] for name in ("embedding", "projection")}
     grid = random_batch(2, 8, 3, 24)[1]
@@ -63,15 +75,34 @@ MEMORY, FACE = objectives.CrossBatchMemory, losses.AMSoftmaxLoss()
 REFUSED = [
     ("own pairs", lambda: MEMORY(FACE)),
     ("own pairs", lambda: MEMORY(keras.losses.MeanSquaredError())),
-    ("vectors", lambda: MEMORY(losses.ContrastiveLoss(), representation="map").build({"map": (None, 2, 2, 3)})),
+    (
+        "vectors",
+        lambda: MEMORY(losses.ContrastiveLoss(), representation="map").build(
+            {"map": (None, 2, 2, 3)}
+        ),
+    ),
     ("one label", lambda: MEMORY(losses.ContrastiveLoss(), 3).as_labels(np.zeros((2, 3), "int64"))),
     ("label_columns", lambda: MEMORY(losses.ContrastiveLoss(), 3, label_columns=3)),
-    ("label_columns", lambda: MEMORY(losses.ContrastiveLoss(positives=shares_a_label), 3).as_labels(np.eye(3))),
-    ("two representations", lambda: objectives.SoftmaxAcrossViews(views=("embedding", "embedding"))),
+    (
+        "label_columns",
+        lambda: MEMORY(losses.ContrastiveLoss(positives=shares_a_label), 3).as_labels(np.eye(3)),
+    ),
+    (
+        "two representations",
+        lambda: objectives.SoftmaxAcrossViews(views=("embedding", "embedding")),
+    ),
     ("anchors with one another", lambda: objectives.AcrossViews(losses.AngularLoss())),
     ("over pairs", lambda: objectives.AcrossViews(FACE)),
-    ("of one size", lambda: objectives.SoftmaxAcrossViews().build({"embedding": (9, 4), "text_embedding": (9, 5)})),
-    ("dimensions", lambda: MatryoshkaProxyLoss(FACE, 3, [2, 6])({"embedding": np.ones((2, 5))}, [0, 1])),
+    (
+        "of one size",
+        lambda: objectives.SoftmaxAcrossViews().build(
+            {"embedding": (9, 4), "text_embedding": (9, 5)}
+        ),
+    ),
+    (
+        "dimensions",
+        lambda: MatryoshkaProxyLoss(FACE, 3, [2, 6])({"embedding": np.ones((2, 5))}, [0, 1]),
+    ),
     ("SoftTripleLoss", lambda: objectives.RegularizedSoftTriple(3, sample=0.3)),
     ("mining", lambda: build_objectives("contrastive(mining=hardest)", 3)),
     ("nonsense", lambda: build_objectives("nonsense", 3)),
@@ -94,7 +125,9 @@ def proxies_of(objective):
     return keras.ops.convert_to_numpy(objective.class_proxies.proxies)
 
 
-@pytest.mark.parametrize("loss", [losses.AMSoftmaxLoss(), losses.SoftTripleLoss(), losses.ProxyAnchorLoss()])
+@pytest.mark.parametrize(
+    "loss", [losses.AMSoftmaxLoss(), losses.SoftTripleLoss(), losses.ProxyAnchorLoss()]
+)
 @pytest.mark.parametrize("factors", [None, (0.5, 2.0)])
 def test_matryoshka_of_proxies_is_the_sum_over_prefixes_of_both(loss, factors):
     labels, x = random_batch(2, 8, 3, 5)

@@ -27,7 +27,9 @@ def test_centers_that_coincide_are_finite_and_cost_nothing():
     one = np.random.default_rng(0).normal(size=(4, 1, 4))
     objective.class_proxies.proxies.assign(np.repeat(one, 3, axis=1))
     assert objective.regularizer() == 0.0
-    _, (_, gradient) = value_and_gradients(of_vectors(objective, labels), x, weights=[objective.class_proxies.proxies])
+    _, (_, gradient) = value_and_gradients(
+        of_vectors(objective, labels), x, weights=[objective.class_proxies.proxies]
+    )
     assert np.all(np.isfinite(gradient))
 
 

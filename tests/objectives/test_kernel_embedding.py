@@ -18,20 +18,27 @@ DIMS = {"pooled": 7, "embedding": 4, "class": 3}
 
 
 def batch(seed=0, size=6, classes=3, levels=tuple(DIMS)):
-    """Labels, and one representation per level: pooled features that are not normalized, the others that are."""
+    """Labels, and one representation per level: pooled features that are not normalized, the others
+    that are."""
     labels = random_batch(seed, size, classes)[0]
-    arrays = [random_batch(seed + DIMS[level], size, 1, DIMS[level], unit=level != "pooled")[1] for level in levels]
+    arrays = [
+        random_batch(seed + DIMS[level], size, 1, DIMS[level], unit=level != "pooled")[1]
+        for level in levels
+    ]
     return labels, arrays
 
 
 def evaluate(objective, labels, levels, arrays, mode="eager"):
     return value_and_gradients(
-        lambda *tensors: objective(dict(zip(levels, tensors, strict=True)), labels), *arrays, mode=mode
+        lambda *tensors: objective(dict(zip(levels, tensors, strict=True)), labels),
+        *arrays,
+        mode=mode,
     )
 
 
 def bright_features(size=24, products=(159.0, 400.0)):
-    """A batch whose pooled features are as those of a network after ReLU and pooling: every product is large."""
+    """A batch whose pooled features are as those of a network after ReLU and pooling: every product
+    is large."""
     labels, arrays = batch(3, size, 6)
     pooled = np.random.default_rng(0).uniform(0.5, 1.5, (size, 16))
     found = pooled @ pooled.T
@@ -45,7 +52,9 @@ def bright_features(size=24, products=(159.0, 400.0)):
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("unit_length", [(), "pooled"], ids=["as they are", "unit length"])
-@pytest.mark.parametrize("kind", [JointRepresentationSimilarity, JointMMD, JointIntra], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [JointRepresentationSimilarity, JointMMD, JointIntra], ids=lambda kind: kind.__name__
+)
 def test_large_pooled_products_have_a_finite_value_and_gradient(name, unit_length, kind):
     labels, arrays = bright_features()
     objective = kind(kernels=KERNELS[name][0], unit_length=unit_length)
@@ -59,7 +68,9 @@ def test_large_pooled_products_have_a_finite_value_and_gradient(name, unit_lengt
         assert np.all(np.isfinite(gradient * np.float32(1e4)))
 
 
-@pytest.mark.parametrize(("exponent", "mode"), [(1.0, "eager"), (30.0, "eager"), (69.0, "eager"), (69.0, "xla")])
+@pytest.mark.parametrize(
+    ("exponent", "mode"), [(1.0, "eager"), (30.0, "eager"), (69.0, "eager"), (69.0, "xla")]
+)
 def test_a_joint_exponent_is_exact_up_to_seventy(exponent, mode):
     labels, arrays = bright_features(8)
     largest = max((arrays[0] @ arrays[0].T)[labels[:, None] != labels[None, :]])
@@ -93,6 +104,8 @@ def test_classes_that_coincide_are_not_parted_by_rounding(squared, seed):
     x = random_batch(seed, 24, 1, 16)[1]
     both = np.concatenate([x, x[np.random.default_rng(seed).permutation(24)]])
     objective = JointMMD("embedding", squared=squared)
-    value, (gradient,) = value_and_gradients(lambda e: objective({"embedding": e}, np.repeat([0, 1], 24)), both)
+    value, (gradient,) = value_and_gradients(
+        lambda e: objective({"embedding": e}, np.repeat([0, 1], 24)), both
+    )
     assert value == 0.0
     np.testing.assert_array_equal(gradient, np.zeros_like(both))

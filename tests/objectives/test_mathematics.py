@@ -1,4 +1,5 @@
-"""The mathematics of every objective: its formula, its gradient, degenerate batches, half precision, replicas."""
+"""The mathematics of every objective: its formula, its gradient, degenerate batches, half
+precision, replicas."""
 
 import keras
 import numpy as np
@@ -28,7 +29,9 @@ def read(case, x):
 
 
 def value_of(case, labels, arrays):
-    return case.objective(dict(zip(case.inputs(np.zeros((1, DIM), "float32")), arrays, strict=True)), labels)
+    return case.objective(
+        dict(zip(case.inputs(np.zeros((1, DIM), "float32")), arrays, strict=True)), labels
+    )
 
 
 def expected(case, labels, x):
@@ -44,7 +47,9 @@ def test_no_objective_is_left_out():
 
 @every_case
 def test_equals_the_formula(case):
-    for seed, (size, classes) in enumerate([(2, 2), (8, 3), (12, 2), (13, 6), (9, 9), (6, 1), (10, 3)]):
+    for seed, (size, classes) in enumerate(
+        [(2, 2), (8, 3), (12, 2), (13, 6), (9, 9), (6, 1), (10, 3)]
+    ):
         labels, x = random_batch(seed, size, classes, DIM, unit=seed < 6)
         value = value_of(case, labels, read(case, x).values())
         # The floor is for values next to 0, such as a logarithm's next to 1.
@@ -53,7 +58,9 @@ def test_equals_the_formula(case):
         half = [tf.cast(array, dtype) for array in read(case, x).values()]
         value = value_of(case, labels, half)
         assert value.dtype == tf.float32
-        np.testing.assert_array_equal(value, value_of(case, labels, [tf.cast(array, "float32") for array in half]))
+        np.testing.assert_array_equal(
+            value, value_of(case, labels, [tf.cast(array, "float32") for array in half])
+        )
 
 
 @by_mode(quick=PATHS, compiled=PATHS)
@@ -61,7 +68,9 @@ def test_gradient_equals_finite_differences(case, mode):
     labels, x = random_batch(11, 7, 3, DIM, unit=case.unit)
     arrays, weights = list(read(case, x).values()), values(case.weights)
     constants = case.frozen(labels, *arrays, *weights) if case.frozen else {}
-    slopes = finite_differences(lambda *a: case.reference(labels, *a, **constants), *arrays, *weights)
+    slopes = finite_differences(
+        lambda *a: case.reference(labels, *a, **constants), *arrays, *weights
+    )
     value, gradients = value_and_gradients(
         lambda *a: value_of(case, labels, a), *arrays, mode=mode, weights=case.weights
     )
@@ -73,7 +82,8 @@ def test_gradient_equals_finite_differences(case, mode):
         assert_close(gradient, slope, case.relative, floor=1e-6 * largest)
 
 
-# A third of them by XLA: each compiles three times, and the operations are those of the gradients above.
+# A third of them by XLA: each compiles three times, and the operations are those of the gradients
+# above.
 @by_mode(quick=FIRST, compiled=FIRST[::3])
 def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case, mode):
     def run(labels, *arrays):
@@ -81,11 +91,15 @@ def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case,
             tape.watch(arrays)
             value = value_of(case, labels, arrays)
         sources = [*arrays, *(weight.value for weight in case.weights)]
-        return value, tape.gradient(value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        return value, tape.gradient(
+            value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
 
     run = run if mode == "eager" else tf.function(run, jit_compile=True, autograph=False)
     for name, (labels, x) in degenerate_batches(DIM).items():
-        value, gradients = run(tf.constant(labels, tf.int64), *map(tf.constant, read(case, x).values()))
+        value, gradients = run(
+            tf.constant(labels, tf.int64), *map(tf.constant, read(case, x).values())
+        )
         assert_close(value, expected(case, labels, x), floor=case.floor)
         assert all(np.all(np.isfinite(gradient)) for gradient in gradients), name
 
@@ -123,7 +137,11 @@ def test_a_configuration_restores_the_objective(case):
     ):
         assert type(again) is type(objective)
         assert again.get_config() == objective.get_config()
-        assert (again.name, again.weight, again.reads) == (objective.name, objective.weight, objective.reads)
+        assert (again.name, again.weight, again.reads) == (
+            objective.name,
+            objective.weight,
+            objective.reads,
+        )
         assert getattr(again, "calibrates_on", None) == getattr(objective, "calibrates_on", None)
 
 

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, finite_differences, public_classes, random_batch, value_and_gradients
+from tests.mathematics import (
+    assert_close,
+    finite_differences,
+    public_classes,
+    random_batch,
+    value_and_gradients,
+)
 from tests.models.networks import values
 from tests.objectives.references_memory import (
     PrismReference,
@@ -21,7 +27,11 @@ from tfdml.pairs import Pairs, Scope, pairs_by_name
 
 
 def all_losses():
-    return {name: cls() for name, cls in public_classes(losses).items() if issubclass(cls, losses.PairLoss)}
+    return {
+        name: cls()
+        for name, cls in public_classes(losses).items()
+        if issubclass(cls, losses.PairLoss)
+    }
 
 
 REFUSED = {"LiftedStructureLoss", "AngularLoss", "QuadrupletLoss", "VICRegLoss"}
@@ -39,7 +49,10 @@ def check_replicas(objective, labels, x, sizes):
         every, all_labels = {"embedding": replicas.gather(own)}, replicas.gather(own_labels)
         whole = objective.whole_batch
         pairs = pairs_by_name(
-            every, all_labels, objective.positives, Scope() if whole else Scope.of_replica(own.shape[0])
+            every,
+            all_labels,
+            objective.positives,
+            Scope() if whole else Scope.of_replica(own.shape[0]),
         )
         return objective.compute_pairs(pairs) / (replicas.count() if whole else 1)
 
@@ -53,7 +66,10 @@ PAIRS = {
     "contrastive": (lambda: losses.ContrastiveLoss(1.0, "euclidean"), contrastive),
     "binomial sum": (lambda: losses.BinomialDevianceLoss(reduction="sum"), binomial_sum),
     "triplet": (lambda: losses.TripletLoss(0.3), triplet),
-    "multi similarity": (lambda: losses.MultiSimilarityLoss(2.0, 10.0, mining_epsilon=None), multi_similarity),
+    "multi similarity": (
+        lambda: losses.MultiSimilarityLoss(2.0, 10.0, mining_epsilon=None),
+        multi_similarity,
+    ),
 }
 
 
@@ -69,7 +85,11 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
     def normalized(x):
         return {"embedding": x / tf.norm(x, axis=1, keepdims=True)}
 
-    remember = objective.remember if mode == "eager" else tf.function(objective.remember, jit_compile=mode == "xla")
+    remember = (
+        objective.remember
+        if mode == "eager"
+        else tf.function(objective.remember, jit_compile=mode == "xla")
+    )
     memory, sizes = [], []
     # The memory: empty twice, partly filled, full, and smaller than the batch before.
     for step, size in enumerate((4, 4, 7, 6, 13, 5)):
@@ -77,10 +97,15 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
         sizes.append(len(memory))
         if step != 5:
             (expected,) = finite_differences(
-                lambda e, y=labels, m=memory, x=x: reference(of_anchors, y, unit(e), m, compared=unit(x)), x
+                lambda e, y=labels, m=memory, x=x: reference(
+                    of_anchors, y, unit(e), m, compared=unit(x)
+                ),
+                x,
             )
             value, (gradient,) = value_and_gradients(
-                lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalized(e), y)), x, mode=mode
+                lambda e, y=labels: objective.compute_pairs(pairs_by_name(normalized(e), y)),
+                x,
+                mode=mode,
             )
             assert_close(value, reference(of_anchors, labels, unit(x), memory))
             assert_close(gradient, expected)
@@ -94,7 +119,10 @@ def test_value_and_gradient_from_the_first_step_on(name, mode):
 def test_what_the_memory_lacks_makes_no_pair_whatever_the_loss(name):
     loss = all_losses()[name]
     if name in REFUSED:
-        with pytest.raises(ValueError, match=f"CrossBatchMemory takes a loss of each anchor's own pairs, not {name}"):
+        with pytest.raises(
+            ValueError,
+            match=f"CrossBatchMemory takes a loss of each anchor's own pairs, not {name}",
+        ):
             CrossBatchMemory(loss)
         return
     labels, x = random_batch(1, 9, 3, 5)
@@ -176,7 +204,9 @@ def rounds(seed):
 
 
 @pytest.mark.one_quick_case
-@pytest.mark.parametrize("of_anchors", [contrastive, multi_similarity], ids=["contrastive", "multi similarity"])
+@pytest.mark.parametrize(
+    "of_anchors", [contrastive, multi_similarity], ids=["contrastive", "multi similarity"]
+)
 @pytest.mark.parametrize(
     ("noise_rate", "window", "start", "pairs"),
     [(0.3, 3, 0, "memory"), (0.5, 1, 2, "memory"), (0.0, 5, 0, "memory"), (0.3, 5, 1, "batch")],
@@ -214,8 +244,12 @@ def test_equals_the_procedure_image_by_image(of_anchors, noise_rate, window, sta
         filled = int(objective.filled)
         assert filled == len(expected.memory)
         if filled:
-            np.testing.assert_array_equal(objective.memory[-filled:], [vector for _, vector in expected.memory])
-            np.testing.assert_array_equal(objective.memory_labels[-filled:], [label for label, _ in expected.memory])
+            np.testing.assert_array_equal(
+                objective.memory[-filled:], [vector for _, vector in expected.memory]
+            )
+            np.testing.assert_array_equal(
+                objective.memory_labels[-filled:], [label for label, _ in expected.memory]
+            )
         known = int(objective.known)
         assert_close(objective.thresholds.numpy()[window - known :], expected.thresholds)
     assert (dropped > 5) == (noise_rate > 0)
@@ -233,7 +267,9 @@ def test_what_does_not_count_is_as_if_it_were_not_there_whatever_the_loss(name):
     value, (gradient,) = value_and_gradients(of_some, x)
     alone, (expected,) = value_and_gradients(lambda e: loss(labels[counted], e), x[counted])
     # A mean over pairs, or one over all images of the batch.
-    share = next(share for share in (1.0, 0.8) if abs(value - share * alone) < 1e-5 * (1 + abs(alone)))
+    share = next(
+        share for share in (1.0, 0.8) if abs(value - share * alone) < 1e-5 * (1 + abs(alone))
+    )
     assert abs(alone) > 1e-3
     assert_close(gradient[counted], share * expected, floor=1e-6)
     np.testing.assert_array_equal(gradient[~counted], 0.0)

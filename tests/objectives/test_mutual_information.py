@@ -47,7 +47,11 @@ def test_gradient_of_the_statistics_step(mode, monotonicity):
             value = of_statistics(objective, labels, x)
         network = objective.network
         pairs = zip(network.kernels, network.biases, strict=True)
-        return value, tape.gradient(value, x), tape.gradient(value, [w.value for pair in pairs for w in pair])
+        return (
+            value,
+            tape.gradient(value, x),
+            tape.gradient(value, [w.value for pair in pairs for w in pair]),
+        )
 
     run = run if mode == "eager" else tf.function(run, jit_compile=mode == "xla", autograph=False)
     value, by_embedding, by_weight = run(tf.constant(x))
@@ -67,13 +71,16 @@ def test_gradient_of_the_statistics_step(mode, monotonicity):
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
-    ("name", "mode"), [*((name, "eager") for name in DEGENERATE), ("no positive", "xla"), ("one image", "xla")]
+    ("name", "mode"),
+    [*((name, "eager") for name in DEGENERATE), ("no positive", "xla"), ("one image", "xla")],
 )
 def test_degenerate_batches_are_finite(name, mode):
     labels, x = degenerate_batches()[name]
     objective = rank_mi(negatives="distance_weighted", monotonicity=1.0)
     for function in (call, of_statistics):
-        value, (gradient,) = value_and_gradients(lambda e, f=function: f(objective, labels, e), x, mode=mode)
+        value, (gradient,) = value_and_gradients(
+            lambda e, f=function: f(objective, labels, e), x, mode=mode
+        )
         assert np.isfinite(value)
         assert np.all(np.isfinite(gradient))
 
@@ -110,7 +117,9 @@ def test_each_image_draws_as_many_different_negatives_as_it_has_positives():
             assert set(np.flatnonzero(negatives[i])) <= set(possible)
             near = [j for j in possible if distances[i, j] < 1.4]
             assert np.sum(negatives[i]) == min(same, len(near) if near else len(possible))
-            expected = [j for j in range(16) if labels[j] == labels[i] and j != i and distances[i, j] > 1.3]
+            expected = [
+                j for j in range(16) if labels[j] == labels[i] and j != i and distances[i, j] > 1.3
+            ]
             assert list(np.flatnonzero(positives[i])) == expected
         seen += negatives
     assert len(np.unique(seen[seen > 0])) > 1
@@ -122,7 +131,10 @@ def test_value_with_drawn_negatives_equals_the_paper():
     beta = beta_of(objective)
     drawn = np.asarray(twin.pairs_around(beta, Pairs.of_batch(x, labels))[1])
     assert 0 < drawn.sum() < len(references.negative_pairs(labels))
-    assert_close(call(objective, labels, x), slow.violating_pairs(labels, x, v_of(objective), beta, 0.2, drawn))
+    assert_close(
+        call(objective, labels, x),
+        slow.violating_pairs(labels, x, v_of(objective), beta, 0.2, drawn),
+    )
 
 
 # beta
@@ -163,7 +175,12 @@ def test_without_a_root_beta_stays_and_is_counted():
 
 @pytest.mark.parametrize("mode", first_quick(MODES))
 def test_v_takes_its_steps_of_adam_and_nothing_else_changes(mode):
-    options = {"monotonicity": 3.0, "statistics_steps": 2, "learning_rate": 0.02, "weight_decay": 0.1}
+    options = {
+        "monotonicity": 3.0,
+        "statistics_steps": 2,
+        "learning_rate": 0.02,
+        "weight_decay": 0.1,
+    }
     objective, twin = rank_mi(3, **options), rank_mi(3, **options)
     labels, x = random_batch(12, 8, 3, 4)
     adam, weights = keras.optimizers.Adam(0.02), twin.network.weights
@@ -179,7 +196,9 @@ def test_v_takes_its_steps_of_adam_and_nothing_else_changes(mode):
             value = objective({"embedding": x}, labels, training=True)
         return tape.gradient(value, x)
 
-    step = step if mode == "eager" else tf.function(step, jit_compile=mode == "xla", autograph=False)
+    step = (
+        step if mode == "eager" else tf.function(step, jit_compile=mode == "xla", autograph=False)
+    )
     for _ in range(3):
         gradient = step(tf.constant(x))
     for actual, expected in zip(objective.network.weights, weights, strict=True):

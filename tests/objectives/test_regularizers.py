@@ -31,9 +31,14 @@ def test_a_normalized_reference_has_no_scale():
     given = np.array(DENSITIES)
     scaled = given / given[given > 0].mean()
     for factor in (1.0, 1000.0):
-        objective = DensityAdaptivity(len(given), reference_density=given * factor, normalize_reference=True)
+        objective = DensityAdaptivity(
+            len(given), reference_density=given * factor, normalize_reference=True
+        )
         built(objective, target_density=TARGETS)
-        assert_close(objective({"embedding": x}, labels), references.density_adaptivity(labels, x, TARGETS, scaled))
+        assert_close(
+            objective({"embedding": x}, labels),
+            references.density_adaptivity(labels, x, TARGETS, scaled),
+        )
 
 
 @pytest.mark.parametrize("label", [-1, 9, 2**40])
@@ -44,7 +49,9 @@ def test_a_label_without_a_target_is_not_a_number(label, constraint):
     assert np.isnan(density(constraint=constraint).objective({"embedding": x}, labels))
 
 
-@pytest.mark.parametrize("labels", [np.arange(3).repeat(4), np.array([0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 4])])
+@pytest.mark.parametrize(
+    "labels", [np.arange(3).repeat(4), np.array([0, 0, 0, 0, 2, 2, 2, 2, 2, 2, 2, 4])]
+)
 def test_reference_densities_are_those_of_the_classes(labels):
     x = 100.0 + random_batch(3, len(labels), 1, 6, unit=False)[1]
     order = np.random.default_rng(0).permutation(len(labels))
@@ -85,8 +92,12 @@ def gradients(learner, labels, x):
     """Of the learner's loss, by part; None where there is no path."""
     parts = learner.parts()
     with tf.GradientTape() as tape:
-        loss = learner.compute_loss(x, tf.constant(labels), learner(x, training=True), training=True)
-    return tape.gradient(loss, {part: [v.value for v in variables] for part, variables in parts.items()})
+        loss = learner.compute_loss(
+            x, tf.constant(labels), learner(x, training=True), training=True
+        )
+    return tape.gradient(
+        loss, {part: [v.value for v in variables] for part, variables in parts.items()}
+    )
 
 
 @pytest.mark.parametrize("representation", ["embedding", "projection"])
@@ -104,7 +115,9 @@ def test_next_to_a_base_loss_the_backbone_sees_the_base_alone():
     labels, x = np.arange(12) % 3, images(size=12)
     base = MetricLoss(losses.TripletLoss(margin=0.1, reduction="sum"))
     alone = gradients(energy_learner([base]), labels, x)
-    both = gradients(energy_learner([base, EnergyConfusion(reduction="sum", weight=0.02)]), labels, x)
+    both = gradients(
+        energy_learner([base, EnergyConfusion(reduction="sum", weight=0.02)]), labels, x
+    )
     for before, after in zip(alone["backbone"], both["backbone"], strict=True):
         assert np.any(before)
         assert_close(after, before, 1e-5)
@@ -116,6 +129,10 @@ def test_observes_the_mean_energy_of_pairs_of_classes(form):
     for size, classes in ((13, 4), (5, 1)):
         labels, x = random_batch(4, size, classes, 5)
         objective = EnergyConfusion(form)
-        ((total, count),) = objective.observe(pairs_by_name({"detached_embedding": x}, labels)).values()
-        assert_close(total / max(float(count), 1.0), references.energy_confusion(labels, x, "plain"))
+        ((total, count),) = objective.observe(
+            pairs_by_name({"detached_embedding": x}, labels)
+        ).values()
+        assert_close(
+            total / max(float(count), 1.0), references.energy_confusion(labels, x, "plain")
+        )
         assert count == len(references.class_pairs(labels))

@@ -1,4 +1,5 @@
-"""Steps that compare with the batch's classes and a random share of the others: values, gradients, and rows."""
+"""Steps that compare with the batch's classes and a random share of the others: values, gradients,
+and rows."""
 
 import keras
 import numpy as np
@@ -109,7 +110,9 @@ def test_the_value_and_gradients_where_all_are_drawn_are_the_dense_ones(name):
         def function(vectors, rows):
             with keras.StatelessScope([(term.class_proxies.proxies, rows * 1.0)]):
                 vectors = {"embedding": vectors}
-                vectors |= term.represent(vectors) | term.represent_labeled(vectors, LABELS, training=True)
+                vectors |= term.represent(vectors) | term.represent_labeled(
+                    vectors, LABELS, training=True
+                )
                 return term.term(vectors, LABELS, training=True).value + level(vectors, LABELS)
 
         return value_and_gradients(function, x, proxies)
@@ -126,11 +129,14 @@ def test_rows_are_updated_as_the_whole_where_all_are_drawn(name):
     dense = make(1.0, name)
     lazy = make(ALL, name, weights=values(dense.trainable_variables))
     for one, other in zip(train(dense, range(3)), train(lazy, range(3)), strict=True):
-        # The order of the columns rounds sums otherwise; a sign that it changes moves a weight of Lion by its rate.
+        # The order of the columns rounds sums otherwise; a sign that it changes moves a weight of
+        # Lion by its rate.
         np.testing.assert_allclose(one, other, atol=2e-4)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"jit_compile": True}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_step_changes_what_it_drew_and_nothing_else(options):
     learner = make(0.4, **options)
     proxies = learner.objectives[0].class_proxies.proxies
@@ -142,7 +148,10 @@ def test_a_step_changes_what_it_drew_and_nothing_else(options):
     assert undrawn.sum() == CLASSES - 12
     tables = values([proxies, *state])
     train(learner, [1])
-    changed = [np.any(old != new, axis=1) for old, new in zip(tables, values([proxies, *state]), strict=True)]
+    changed = [
+        np.any(old != new, axis=1)
+        for old, new in zip(tables, values([proxies, *state]), strict=True)
+    ]
     assert changed[0].sum() == 12
     assert changed[0][LABELS].all()
     assert [np.array_equal(rows, changed[0]) for rows in changed] == [True] * 4
@@ -193,7 +202,9 @@ class OwnSimilarity(objectives.Objective):
     reads = ("class",)
 
     def compute(self, representations, labels):
-        return -ops.take_along_axis(representations["class"], ops.cast(labels, "int32")[:, None], axis=1)[:, 0]
+        return -ops.take_along_axis(
+            representations["class"], ops.cast(labels, "int32")[:, None], axis=1
+        )[:, 0]
 
 
 def test_an_objective_that_reads_the_similarities_gets_columns_as_labels():

@@ -21,8 +21,10 @@ def test_jrd_as_the_paper_has_it():
 
 def test_miners_are_named_alone_or_with_arguments():
     terms = build_objectives(
-        "contrastive(mining=batch_hard) + nt_xent(temperature=0.1, mining=easy_positive(negatives=all))"
-        " + triplet(margin=soft, mining=hard) + horde(loss=contrastive(mining=angular(angle_degrees=30)))"
+        "contrastive(mining=batch_hard) + nt_xent(temperature=0.1, "
+        "mining=easy_positive(negatives=all))"
+        " + triplet(margin=soft, mining=hard) + "
+        "horde(loss=contrastive(mining=angular(angle_degrees=30)))"
         " + infonce(mining=angular, name=b)",
         3,
     )
@@ -35,7 +37,10 @@ def test_miners_are_named_alone_or_with_arguments():
 
 
 def test_losses_over_pairs_take_relations():
-    text = "contrastive(positives=same_label(column=1)) + xbm(loss=triplet(positives=jaccard(threshold=0.3)))"
+    text = (
+        "contrastive(positives=same_label(column=1)) + "
+        "xbm(loss=triplet(positives=jaccard(threshold=0.3)))"
+    )
     by_make, memory = build_objectives(text + " + nt_xent", 3, shares_a_label, 5)[:2]
     assert by_make.loss.positives.column == 1
     assert memory.loss.positives.threshold == 0.3
@@ -53,8 +58,14 @@ def test_losses_over_pairs_take_relations():
 def test_a_learner_takes_the_sum_that_the_command_takes():
     embedder = Embedder("conv4(width=4)", embedding_dim=4, image_size=16)
     learner = MetricLearner(embedder, "am_softmax(margin=0.05) + 0.4 * jrs", num_classes=3)
-    assert [(each.name, float(each.weight)) for each in learner.objectives] == [("am_softmax", 1), ("jrs", 0.4)]
+    assert [(each.name, float(each.weight)) for each in learner.objectives] == [
+        ("am_softmax", 1),
+        ("jrs", 0.4),
+    ]
     assert learner.objectives[0].num_classes == 3
-    assert [each.name for each in MetricLearner(embedder, "contrastive + ecaml").objectives] == ["contrastive", "ecaml"]
+    assert [each.name for each in MetricLearner(embedder, "contrastive + ecaml").objectives] == [
+        "contrastive",
+        "ecaml",
+    ]
     with pytest.raises(UserError, match="am_softmax: it needs `num_classes`"):
         MetricLearner(embedder, "am_softmax")

@@ -1,1 +1,2 @@
-"""Values and gradients of other libraries, live: their environments are made by `make parity-pml` and its like."""
+"""Values and gradients of other libraries, live: their environments are made by `make parity-pml`
+and its like."""

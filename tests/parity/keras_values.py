@@ -1,4 +1,5 @@
-"""Runs in the environment of TensorFlow Similarity or TensorFlow Addons: values and gradients of the cases of a file.
+"""Runs in the environment of TensorFlow Similarity or TensorFlow Addons: values and gradients of
+the cases of a file.
 
     python keras_values.py MODULE CASES.json BATCHES.npz VALUES.npz
 
@@ -33,7 +34,8 @@ def value_of(loss, form, labels, x):
 
 
 def run(module, case, labels, x):
-    """The value of one case, averaged as Keras 2 does, and its gradient with respect to the embeddings."""
+    """The value of one case, averaged as Keras 2 does, and its gradient with respect to the
+    embeddings."""
     loss = getattr(importlib.import_module(f"{module}.losses"), case["name"])(**case["arguments"])
     x = tf.constant(x, tf.float32)
     labels = tf.constant(labels, tf.int32)
@@ -48,7 +50,9 @@ def main(module, *paths):
     version = np.array(importlib.import_module(module).__version__)
     run_cases(
         *paths,
-        lambda case, batch, batches: run(module, case, batches[f"{batch}|labels"], batches[f"{batch}|x"]),
+        lambda case, batch, batches: run(
+            module, case, batches[f"{batch}|labels"], batches[f"{batch}|x"]
+        ),
         version=version,
     )
 

@@ -1,4 +1,5 @@
-"""What is compared with pytorch-metric-learning: its losses, two miners by themselves, and the batches."""
+"""What is compared with pytorch-metric-learning: its losses, two miners by themselves, and the
+batches."""
 
 import numpy as np
 
@@ -23,7 +24,8 @@ def rows():
 
 
 def batches():
-    """Name -> (labels, embeddings); "real" is as large as a batch of a run, "raw" is of vectors of any length."""
+    """Name -> (labels, embeddings); "real" is as large as a batch of a run, "raw" is of vectors of
+    any length."""
     two = np.repeat(np.arange(6), 2)
     # Each anchor has one negative nearer than 1.4, so that there is nothing to draw.
     one = np.array([[1, 0, 0.3], [-1, 0, 0.3], [0.9, 0.3, -0.2], [-0.9, 0.2, 0.4]])

@@ -1,4 +1,5 @@
-"""Runs in the environment of pytorch-metric-learning: values and gradients of the cases of a JSON file.
+"""Runs in the environment of pytorch-metric-learning: values and gradients of the cases of a JSON
+file.
 
     python pml_values.py CASES.json BATCHES.npz VALUES.npz
 
@@ -34,12 +35,15 @@ def pairs_of(case, labels, x):
 
 
 def weights_of(case, labels, x):
-    """The probabilities with which a miner draws negatives, which it hands to the function that draws."""
+    """The probabilities with which a miner draws negatives, which it hands to the function that
+    draws."""
     caught = {}
     helpers = distance_weighted_miner.lmu
     draw, helpers.get_random_triplet_indices = (
         helpers.get_random_triplet_indices,
-        lambda labels, ref_labels, weights: caught.update(weights=weights.numpy()) or (labels[:0],) * 3,
+        lambda labels, ref_labels, weights: (
+            caught.update(weights=weights.numpy()) or (labels[:0],) * 3
+        ),
     )
     try:
         make(miners, *case["miner"])(torch.tensor(x), torch.tensor(labels))
@@ -55,13 +59,19 @@ def run(case, labels, x, proxies):
     if case["name"] == "weights":
         return weights_of(case, labels, x)
     torch.manual_seed(0)
-    options = {} if proxies is None else {"num_classes": int(proxies.shape[0]), "embedding_size": int(x.shape[1])}
+    options = (
+        {}
+        if proxies is None
+        else {"num_classes": int(proxies.shape[0]), "embedding_size": int(x.shape[1])}
+    )
     loss = make(losses, case["name"], {**case["arguments"], **options})
     weight = None
     if proxies is not None:
         weight = next(parameter for parameter in loss.parameters())
         flat = torch.tensor(proxies.reshape(-1, x.shape[1]))
-        weight.data = flat if case["name"] in ("ProxyAnchorLoss", "ProxyNCALoss") else flat.T.contiguous()
+        weight.data = (
+            flat if case["name"] in ("ProxyAnchorLoss", "ProxyNCALoss") else flat.T.contiguous()
+        )
     embeddings = torch.tensor(x, requires_grad=True)
     labels = torch.tensor(labels)
     pairs = None if case["miner"] is None else make(miners, *case["miner"])(embeddings, labels)
@@ -69,7 +79,9 @@ def run(case, labels, x, proxies):
     if value.requires_grad:
         value.backward()
     result = {"value": value.detach().numpy()}
-    result["gradient"] = (torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad).numpy()
+    result["gradient"] = (
+        torch.zeros_like(embeddings) if embeddings.grad is None else embeddings.grad
+    ).numpy()
     if weight is not None:
         gradient = weight.grad.numpy()
         rows = gradient if case["name"] in ("ProxyAnchorLoss", "ProxyNCALoss") else gradient.T

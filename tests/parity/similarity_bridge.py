@@ -1,4 +1,5 @@
-"""Runs next to TensorFlow Similarity, on Keras 3: its sampler trains our embedder, its Indexer holds the result.
+"""Runs next to TensorFlow Similarity, on Keras 3: its sampler trains our embedder, its Indexer
+holds the result.
 
 python similarity_bridge.py FOUND.json
 """
@@ -22,8 +23,14 @@ def images(classes, each, seed):
     labels = np.repeat(np.arange(classes), each)
     angles = np.pi * labels / classes
     phases = generator.uniform(0, 2 * np.pi, len(labels))
-    waves = rows[None] * np.sin(angles)[:, None, None] + columns[None] * np.cos(angles)[:, None, None]
-    x = 128 + 100 * np.sin(18 * waves + phases[:, None, None]) + 40 * generator.normal(size=waves.shape)
+    waves = (
+        rows[None] * np.sin(angles)[:, None, None] + columns[None] * np.cos(angles)[:, None, None]
+    )
+    x = (
+        128
+        + 100 * np.sin(18 * waves + phases[:, None, None])
+        + 40 * generator.normal(size=waves.shape)
+    )
     return np.repeat(x[..., None], 3, axis=-1).astype("float32"), labels
 
 
@@ -68,7 +75,9 @@ def main(path):
         "recall@1 after": recall_at_1(embeddings, test_labels),
         "neighbors": [[item.label for item in row] for row in looked_up],
         "expected neighbors": test_labels[ranks].tolist(),
-        "read back": bool(np.array_equal(stored, embeddings) and np.array_equal(stored_labels, test_labels)),
+        "read back": bool(
+            np.array_equal(stored, embeddings) and np.array_equal(stored_labels, test_labels)
+        ),
     }
     with open(path, "w") as file:
         json.dump(found, file)

@@ -1,4 +1,5 @@
-"""Losses of TensorFlow Similarity and TensorFlow Addons and ours: values and gradients, live. docs/parity.md."""
+"""Losses of TensorFlow Similarity and TensorFlow Addons and ours: values and gradients, live.
+docs/parity.md."""
 
 import dataclasses
 import json
@@ -19,7 +20,8 @@ BATCHES = batches()
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
-    """A library: its module, what is compared, the Python of its environment, and its environment variables."""
+    """A library: its module, what is compared, the Python of its environment, and its environment
+    variables."""
 
     module: str
     cases: dict
@@ -30,7 +32,9 @@ class Peer:
         """Run a script there."""
         command = [str(self.python), str(ROOT / "tests" / "parity" / script), *map(str, arguments)]
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **self.environment}
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+        result = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
         assert result.returncode == 0, result.stderr[-3000:]
 
 
@@ -70,15 +74,23 @@ def values_of(tmp_path_factory):
         library = needed(peer)
         if peer not in known:
             folder = tmp_path_factory.mktemp(peer)
-            arrays = {f"{key}|labels": np.asarray(labels, "int64") for key, (labels, _) in BATCHES.items()}
+            arrays = {
+                f"{key}|labels": np.asarray(labels, "int64") for key, (labels, _) in BATCHES.items()
+            }
             arrays |= {f"{key}|x": np.asarray(x, "float32") for key, (_, x) in BATCHES.items()}
             np.savez(folder / "batches.npz", **arrays)
-            (folder / "cases.json").write_text(json.dumps([case.there() for case in library.cases.values()]))
+            (folder / "cases.json").write_text(
+                json.dumps([case.there() for case in library.cases.values()])
+            )
             files = [folder / file for file in ("cases.json", "batches.npz", "values.npz")]
             library.run("keras_values.py", library.module, *files)
             known[peer] = dict(np.load(files[2]))
         start = f"{list(library.cases).index(name)}|{batch}|"
-        found = {key.removeprefix(start): value for key, value in known[peer].items() if key.startswith(start)}
+        found = {
+            key.removeprefix(start): value
+            for key, value in known[peer].items()
+            if key.startswith(start)
+        }
         assert "value" in found, found
         return found["value"], found["gradient"]
 
@@ -87,7 +99,9 @@ def values_of(tmp_path_factory):
 
 def ours(case, batch):
     labels, x = BATCHES[batch]
-    value, (gradient,) = value_and_gradients(lambda tensor: case.ours(np.asarray(labels), tensor), x)
+    value, (gradient,) = value_and_gradients(
+        lambda tensor: case.ours(np.asarray(labels), tensor), x
+    )
     return value, gradient
 
 
@@ -107,14 +121,16 @@ def test_a_loss_equals_theirs(peer, name, values_of):
             x = BATCHES[batch][1]
             slope = slope - x * np.sum(x * slope, axis=1, keepdims=True)
         assert_agree(gradient, slope, batch)
-    # Of equal and zero vectors the value: where distances tie, the choice of one for the gradient is each library's.
+    # Of equal and zero vectors the value: where distances tie, the choice of one for the gradient
+    # is each library's.
     for batch in WHOLE if case.form == "labels" else ():
         if (batch, name) == ("a zero vector", "soft nearest neighbor cosine"):
             continue  # there the zero vector is at distance 1 from all, here it has no direction
         assert_agree(ours(case, batch)[0], values_of(peer, name, batch)[0], batch)
 
 
-# docs/parity.md says what each makes of anchors that lack a positive or a negative; here they cost nothing.
+# docs/parity.md says what each makes of anchors that lack a positive or a negative; here they cost
+# nothing.
 
 
 @pytest.mark.parametrize(("peer", "name"), LABELED)
@@ -131,7 +147,11 @@ def test_semi_hard_of_similarity_falls_back_on_the_furthest_negative(values_of):
     for batch in ("unit", "two a class", "real"):
         labels, x = BATCHES[batch]
         unit, same = np.asarray(x, "float64"), labels[:, None] == labels[None, :]
-        distances, positives, negatives = 1.0 - unit @ unit.T, same & ~np.eye(len(labels), dtype=bool), ~same
+        distances, positives, negatives = (
+            1.0 - unit @ unit.T,
+            same & ~np.eye(len(labels), dtype=bool),
+            ~same,
+        )
         expected, fallen = [], []
         for row in range(len(x)):
             furthest = distances[row][positives[row]].max()
@@ -150,9 +170,12 @@ def test_semi_hard_of_similarity_falls_back_on_the_furthest_negative(values_of):
 
 
 def test_the_sampler_of_similarity_trains_our_embedder_and_its_indexer_finds_as_ours(tmp_path):
-    """In their environment with Keras 3: a run on their sampler's batches, and both indexes on what it embeds."""
+    """In their environment with Keras 3: a run on their sampler's batches, and both indexes on what
+    it embeds."""
     library = needed("similarity")
-    bridge = dataclasses.replace(library, environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"})
+    bridge = dataclasses.replace(
+        library, environment={"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    )
     bridge.run("similarity_bridge.py", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["recall@1 after"] > found["recall@1 before"] + 0.1

@@ -1,4 +1,5 @@
-"""Our losses against pytorch-metric-learning itself: values and gradients, live. docs/parity.md has the results."""
+"""Our losses against pytorch-metric-learning itself: values and gradients, live. docs/parity.md has
+the results."""
 
 import json
 import os
@@ -17,7 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 PYTHON = pathlib.Path(os.environ.get("TFDML_PML_PYTHON", ROOT / ".venv-pml" / "bin" / "python"))
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PYTHON.is_file(), reason="no pytorch-metric-learning here: make parity-pml"),
+    pytest.mark.skipif(
+        not PYTHON.is_file(), reason="no pytorch-metric-learning here: make parity-pml"
+    ),
 ]
 BATCHES = batches()
 
@@ -26,10 +29,14 @@ BATCHES = batches()
 def theirs(tmp_path_factory):
     """Every case on every batch, of one process there: "index|batch|what"."""
     folder = tmp_path_factory.mktemp("pml")
-    arrays = {f"{name}|labels": np.asarray(labels, "int64") for name, (labels, _) in BATCHES.items()}
+    arrays = {
+        f"{name}|labels": np.asarray(labels, "int64") for name, (labels, _) in BATCHES.items()
+    }
     arrays |= {f"{name}|x": np.asarray(x, "float64") for name, (_, x) in BATCHES.items()}
     counts = {case.proxies for case in CASES.values()} - {0}
-    arrays |= {f"{name}|proxies{k}": proxies(name, k).astype("float64") for name in BATCHES for k in counts}
+    arrays |= {
+        f"{name}|proxies{k}": proxies(name, k).astype("float64") for name in BATCHES for k in counts
+    }
     np.savez(folder / "batches.npz", **arrays)
     (folder / "cases.json").write_text(json.dumps(rows()))
     files = [str(folder / name) for name in ("cases.json", "batches.npz", "values.npz")]
@@ -59,12 +66,16 @@ def ours(case, batch):
 def found(theirs, name, batch):
     index = [*CASES, *MINERS].index(name)
     start = f"{index}|{batch}|"
-    return {key.removeprefix(start): value for key, value in theirs.items() if key.startswith(start)}
+    return {
+        key.removeprefix(start): value for key, value in theirs.items() if key.startswith(start)
+    }
 
 
-# What is 0 on a batch but for rounding, by the start of the loss's name: theirs is 1e-8 or less, and ours float32's.
+# What is 0 on a batch but for rounding, by the start of the loss's name: theirs is 1e-8 or less,
+# and ours float32's.
 VANISHING = {
-    # Copies have one gradient, along the vector, which the normalization takes away; pairs of a dot product cancel.
+    # Copies have one gradient, along the vector, which the normalization takes away; pairs of a dot
+    # product cancel.
     ("", "all identical", "gradient"),
     # Every precision is 1: the loss is 0 at its minimum.
     ("fast ap", "no negative", "value"),
@@ -80,14 +91,22 @@ VANISHING = {
 def agree(actual, expected, relative=2e-5):
     """To `relative` of the largest entry."""
     allowed = relative * np.max(np.abs(expected), initial=0.0)
-    return bool(np.all(np.isfinite(actual))) and np.max(np.abs(actual - expected), initial=0.0) <= allowed
+    return (
+        bool(np.all(np.isfinite(actual)))
+        and np.max(np.abs(actual - expected), initial=0.0) <= allowed
+    )
 
 
 def vanishes(case, actual, expected, value):
-    """Whether `case`, (name, batch, what), is known to be 0, and is 0 up to the rounding of terms that cancel."""
+    """Whether `case`, (name, batch, what), is known to be 0, and is 0 up to the rounding of terms
+    that cancel."""
     known = any(case[0].startswith(start) and case[1:] == tuple(rest) for start, *rest in VANISHING)
     largest = np.max(np.abs(expected), initial=0.0)
-    return known and largest < 1e-7 and np.max(np.abs(actual), initial=0.0) <= 1e-6 * max(1.0, np.abs(value))
+    return (
+        known
+        and largest < 1e-7
+        and np.max(np.abs(actual), initial=0.0) <= 1e-6 * max(1.0, np.abs(value))
+    )
 
 
 def known_to_differ(name, batch, theirs):
@@ -96,7 +115,9 @@ def known_to_differ(name, batch, theirs):
     if "error" in theirs:
         assert family == "histogram", theirs
         return "index" in str(theirs["error"])
-    if name.startswith("generalized lifted"):  # anchors without a positive or a negative count there
+    if name.startswith(
+        "generalized lifted"
+    ):  # anchors without a positive or a negative count there
         return batch in ("no positive", "no negative")
     if name.startswith("tuplet margin"):  # the arc cosine of a cosine beyond 1, by rounding
         return not np.isfinite(theirs["gradient"]).all()
@@ -133,7 +154,9 @@ def test_a_loss_equals_theirs(name, theirs):
     assert compared >= 2
     for batch, expected in differing:
         actual = ours(CASES[name], batch)
-        assert "error" in expected or not all(agree(actual[what], value) for what, value in expected.items()), batch
+        assert "error" in expected or not all(
+            agree(actual[what], value) for what, value in expected.items()
+        ), batch
 
 
 def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs):
@@ -145,6 +168,11 @@ def test_miners_keep_the_same_pairs_and_draw_with_the_same_probabilities(theirs)
     for batch in MINERS["weights"].batches:
         labels, x = BATCHES[batch]
         expected = found(theirs, "weights", batch)["weights"]
-        drawn = np.all(np.isfinite(expected), axis=1)  # without a near negative there is no draw there
+        drawn = np.all(
+            np.isfinite(expected), axis=1
+        )  # without a near negative there is no draw there
         assert np.any(drawn)
-        assert agree(np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))[drawn], expected[drawn])
+        assert agree(
+            np.asarray(mining.negative_probabilities(Pairs.of_batch(x, labels)))[drawn],
+            expected[drawn],
+        )

@@ -1,4 +1,5 @@
-"""What the scripts share that run in the environments of other libraries; imports neither tfdml nor the tests."""
+"""What the scripts share that run in the environments of other libraries; imports neither tfdml nor
+the tests."""
 
 import json
 
@@ -6,7 +7,8 @@ import numpy as np
 
 
 def run_cases(cases_path, batches_path, values_path, run, **more):
-    """Write what `run(case, batch, batches)` finds of each case on each of its batches, as "index|batch|what".
+    """Write what `run(case, batch, batches)` finds of each case on each of its batches, as
+    "index|batch|what".
 
     What the library raises is part of what is compared: it is under "index|batch|error".
     """

@@ -64,7 +64,9 @@ def rows_of(text, caption):
 def embedded(seed=0, classes=6, per_class=7, spread=0.6):
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), per_class) * 11
-    return rng.normal(size=(classes, 4))[labels // 11] + spread * rng.normal(size=(len(labels), 4)), labels
+    return rng.normal(size=(classes, 4))[labels // 11] + spread * rng.normal(
+        size=(len(labels), 4)
+    ), labels
 
 
 def made(labels, name="toys", names=None, pixels=None, **fields):
@@ -85,7 +87,9 @@ def check_page(text):
         assert element.get("href", "#").startswith(("#", "data:"))
     assert not page.all("script")
     assert page.all("html")[0]["lang"] == "en"
-    assert [len(page.all(tag)) for tag in ("header", "main", "nav", "footer", "h1", "title")] == [1] * 6
+    assert [len(page.all(tag)) for tag in ("header", "main", "nav", "footer", "h1", "title")] == [
+        1
+    ] * 6
     assert all(e.get("alt") is not None for e in page.all("img"))
     assert all(e.get("alt") for e in page.all("img") if "hidden" not in e)
     assert all(e.get("scope") in ("row", "col") for e in page.all("th"))

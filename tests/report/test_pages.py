@@ -1,4 +1,5 @@
-"""Reports taken apart: what they show is what was measured, nothing is loaded, and names from outside are text."""
+"""Reports taken apart: what they show is what was measured, nothing is loaded, and names from
+outside are text."""
 
 import base64
 import dataclasses
@@ -13,7 +14,13 @@ from PIL import Image
 import tfdml
 from tests.report.pages import EVIL, check_page, embedded, made, rows_of
 from tfdml.errors import UserError
-from tfdml.evaluation import accepted_rates, calibrate, evaluate_retrieval, identification_rates, verification
+from tfdml.evaluation import (
+    accepted_rates,
+    calibrate,
+    evaluate_retrieval,
+    identification_rates,
+    verification,
+)
 from tfdml.report import Run, write_report
 from tfdml.report.figures import lay_out
 from tfdml.report.pages import drawn_classes, thresholds
@@ -31,7 +38,12 @@ def report(tmp_path_factory):
         for e, v in enumerate((0.31, 0.475, 0.42))
     ]
     intervals = {"recall@1": (0.25, 0.5)}
-    result = {"metrics": after, "metrics_before": before, "intervals": intervals, "selection": "the best epoch " + EVIL}
+    result = {
+        "metrics": after,
+        "metrics_before": before,
+        "intervals": intervals,
+        "selection": "the best epoch " + EVIL,
+    }
     run = Run(
         f"Toys {EVIL}",
         result,
@@ -43,13 +55,21 @@ def report(tmp_path_factory):
     path = tmp_path_factory.mktemp("run") / "report" / "index.html"
     write_report(path, run, dataset, embeddings, interval_name="90% " + EVIL)
     text = path.read_text("utf-8")
-    return {"path": path, "text": text, "page": check_page(text), "after": after, "data": (embeddings, labels)}
+    return {
+        "path": path,
+        "text": text,
+        "page": check_page(text),
+        "after": after,
+        "data": (embeddings, labels),
+    }
 
 
 def part(report, name):
     """The elements of one section."""
     elements = report["page"].elements
-    starts = [i for i, e in enumerate(elements) if e["tag"] == "section" and "id" in e] + [len(elements)]
+    starts = [i for i, e in enumerate(elements) if e["tag"] == "section" and "id" in e] + [
+        len(elements)
+    ]
     (found,) = [i for i, start in enumerate(starts[:-1]) if elements[start]["id"] == name]
     return elements[starts[found] : starts[found + 1]]
 
@@ -57,7 +77,11 @@ def part(report, name):
 def test_nothing_is_loaded_and_no_script_may_run(report):
     text = report["text"]
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|@import|url\((?!#)", text)
-    (policy,) = [e["content"] for e in report["page"].all("meta") if "content" in e and "default-src" in e["content"]]
+    (policy,) = [
+        e["content"]
+        for e in report["page"].all("meta")
+        if "content" in e and "default-src" in e["content"]
+    ]
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     assert len(text) < 3 * 2**20
 
@@ -69,7 +93,9 @@ def test_table_holds_the_metrics_in_percent(report):
     for key, name in (("map@r", "MAP@R"), ("nmi", "NMI"), ("recall@8", "Recall@8")):
         value = f"{100 * report['after'][key]:.1f}"
         assert rows[name] == [value, value, "–", "+0.0"]
-    assert f"{len(report['data'][1])} queries, each compared with 41 images." in report["page"].section("results")
+    assert f"{len(report['data'][1])} queries, each compared with 41 images." in report[
+        "page"
+    ].section("results")
     assert "90% " + EVIL in report["page"].section("results")
     (tiles,) = report["page"].all("dl", class_="tiles")
     assert f"{recall}%" in tiles["text"]
@@ -81,16 +107,29 @@ def test_neighbors_have_their_pictures_distances_and_marks(report):
     embeddings, labels = report["data"]
     ranked = rank_queries(embeddings, labels)
     queries = [query for chosen in choose_examples(ranked, labels, 10).values() for query in chosen]
-    items = [e for e in part(report, "retrieval") if e["tag"] == "li" and e.get("class") in ("hit", "miss")]
+    items = [
+        e
+        for e in part(report, "retrieval")
+        if e["tag"] == "li" and e.get("class") in ("hit", "miss")
+    ]
     shown, hits = items[2:], ranked.hits[queries, :8].ravel()  # the first two are the key
-    assert [e["class"] == "hit" for e in shown] == ["✗" not in e["text"] for e in shown] == hits.tolist()
+    assert (
+        [e["class"] == "hit" for e in shown]
+        == ["✗" not in e["text"] for e in shown]
+        == hits.tolist()
+    )
     assert 0 < hits.sum() < len(hits)
-    assert all(f"{d:.3f}" in e["text"] for d, e in zip(ranked.distances[queries].ravel(), shown, strict=True))
+    assert all(
+        f"{d:.3f}" in e["text"]
+        for d, e in zip(ranked.distances[queries].ravel(), shown, strict=True)
+    )
     expected = [row for query in queries for row in (query, *ranked.rows[query])]
     for pair in confusions(ranked, labels, labels)[:12]:
         expected += [pair.query, pair.neighbor]
     values = []
-    for image in (e for name in ("retrieval", "confusions") for e in part(report, name) if e["tag"] == "img"):
+    for image in (
+        e for name in ("retrieval", "confusions") for e in part(report, name) if e["tag"] == "img"
+    ):
         with Image.open(io.BytesIO(base64.b64decode(image["src"].split(",")[1]))) as picture:
             assert picture.size == (30, 20)
             values.append(np.asarray(picture).mean() / 5)
@@ -98,7 +137,9 @@ def test_neighbors_have_their_pictures_distances_and_marks(report):
 
 
 def test_query_gallery_without_before_or_history(tmp_path):
-    embeddings, labels = (np.concatenate(pair) for pair in zip(embedded(1), embedded(2), strict=True))
+    embeddings, labels = (
+        np.concatenate(pair) for pair in zip(embedded(1), embedded(2), strict=True)
+    )
     asked = np.random.default_rng(0).permutation(84) < 42
     sides = (embeddings[asked], labels[asked], embeddings[~asked], labels[~asked])
     after = evaluate_retrieval(*sides, metrics=["recall", "map@r"], intervals="queries")
@@ -109,7 +150,11 @@ def test_query_gallery_without_before_or_history(tmp_path):
     page = check_page(text)
     assert len([e for e in page.all("img") if "Neighbor" in e["alt"]]) == 4 * 8
     # A name shows which image it is, of both roles. Pairs of images are of any.
-    roles = {(e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])])) for e in page.all("img") if e["alt"]}
+    roles = {
+        (e["alt"].split()[0], bool(asked[int(e["title"].split(".")[0])]))
+        for e in page.all("img")
+        if e["alt"]
+    }
     assert roles == {("Query", True), ("Neighbor", False), ("Its", False)}
     assert "Before" not in page.section("results")
     assert rows_of(text, "Generalization to the unseen classes") == [["density", "1.5"]]
@@ -140,23 +185,43 @@ def test_data_of_which_little_can_be_measured_gives_a_page(tmp_path):
         (np.random.default_rng(0).normal(size=(12, 1)), np.zeros(12, int)),
         (np.zeros((8, 2)), np.arange(8) // 2),
     ):
-        write_report(tmp_path / "r.html", Run("t", {"metrics": {}}), made(labels), embeddings, distance="cosine")
+        write_report(
+            tmp_path / "r.html",
+            Run("t", {"metrics": {}}),
+            made(labels),
+            embeddings,
+            distance="cosine",
+        )
         page = check_page((tmp_path / "r.html").read_text("utf-8"))
         assert "nan" not in page.all("main")[0]["text"].lower()
 
 
 def test_several_seeds_have_means_and_a_row_each(tmp_path):
-    result = {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}, "intervals": {"recall@1": (0.4, 0.6)}}
+    result = {
+        "metrics": {"recall@1": 0.5},
+        "metrics_before": {"recall@1": 0.25},
+        "intervals": {"recall@1": (0.4, 0.6)},
+    }
     history = [{"epoch": e, "test": {"recall@1": 0.25 * e}} for e in range(3)]
-    seeds = [Run(f"seed {seed}", {"metrics": {"recall@1": 0.4 + 0.2 * seed}}, history) for seed in range(2)]
-    run = Run(f"Toys {EVIL}", {**result, "intervals_runs": {"recall@1": [0.5, 0.1, 0.9, 0.2]}}, seeds=seeds)
+    seeds = [
+        Run(f"seed {seed}", {"metrics": {"recall@1": 0.4 + 0.2 * seed}}, history)
+        for seed in range(2)
+    ]
+    run = Run(
+        f"Toys {EVIL}",
+        {**result, "intervals_runs": {"recall@1": [0.5, 0.1, 0.9, 0.2]}},
+        seeds=seeds,
+    )
     write_report(tmp_path / "r.html", run)
     text = (tmp_path / "r.html").read_text("utf-8")
     check_page(text)
     assert rows_of(text, "Metrics of the embeddings") == [
         ["Recall@1", "25.0", "50.0", "40.0 – 60.0", "10.0 – 90.0", "+25.0"]
     ]
-    assert [row[0::2] for row in rows_of(text, "Metrics of each seed")] == [["seed 0", "40.0"], ["seed 1", "60.0"]]
+    assert [row[0::2] for row in rows_of(text, "Metrics of each seed")] == [
+        ["seed 0", "40.0"],
+        ["seed 1", "60.0"],
+    ]
 
 
 def test_a_threshold_of_held_out_classes_on_the_test_images():
@@ -166,7 +231,9 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
     calibration = calibrate(*held_out, fpir=0.05, distance="cosine")
     assert values["threshold"] == values["calibration"].threshold == calibration.threshold
     assert values["measured"].auc == verification(embeddings, labels, distance="cosine").auc
-    assert values["rates"] == identification_rates(embeddings, labels, calibration.threshold, distance="cosine")
+    assert values["rates"] == identification_rates(
+        embeddings, labels, calibration.threshold, distance="cosine"
+    )
     assert not values["halved"]
     assert f'threshold {calibration.threshold:.3g}"' in values["histogram"]
 
@@ -176,7 +243,9 @@ def test_without_held_out_classes_half_of_them_calibrate():
     values = thresholds(embeddings, made(labels), "euclidean", target={"precision": 0.5})
     half = np.isin(labels, drawn_classes(labels)[::2])
     calibration = calibrate(embeddings[half], labels[half], precision=0.5, distance="euclidean")
-    rates = accepted_rates(embeddings[~half], labels[~half], calibration.threshold, distance="euclidean")
+    rates = accepted_rates(
+        embeddings[~half], labels[~half], calibration.threshold, distance="euclidean"
+    )
     assert values["halved"]
     assert values["threshold"] == calibration.threshold
     assert values["rates"]["precision"] == rates.precision

@@ -21,14 +21,26 @@ def slow(queries, labels, gallery=None, gallery_labels=None):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(2, 40), st.integers(1, 8), st.booleans(), st.integers(0, 10**6), st.sampled_from([1, 3, 1000]))
+@given(
+    st.integers(2, 40),
+    st.integers(1, 8),
+    st.booleans(),
+    st.integers(0, 10**6),
+    st.sampled_from([1, 3, 1000]),
+)
 def test_one_search_against_rankings_one_by_one(count, classes, separate, seed, depth):
     """Small integers: many ties and copies."""
     rng = np.random.default_rng(seed)
-    queries, labels = rng.integers(0, 4, (count, 2)).astype(np.float32), rng.integers(0, classes, count)
+    queries, labels = (
+        rng.integers(0, 4, (count, 2)).astype(np.float32),
+        rng.integers(0, classes, count),
+    )
     gallery = gallery_labels = None
     if separate:
-        gallery, gallery_labels = rng.integers(0, 4, (33, 2)).astype(np.float32), rng.integers(0, classes, 33)
+        gallery, gallery_labels = (
+            rng.integers(0, 4, (33, 2)).astype(np.float32),
+            rng.integers(0, classes, 33),
+        )
     found = rank_queries(queries, labels, gallery, gallery_labels, depth=depth)
     rankings = slow(queries, labels, gallery, gallery_labels)
     for i, (rows, hits) in enumerate(rankings):
@@ -38,7 +50,8 @@ def test_one_search_against_rankings_one_by_one(count, classes, separate, seed, 
     assert rank_queries(np.ones((1, 2)), np.zeros(1, int)) is None  # one image has no neighbor
     if found.answerable.any():
         expected = [
-            np.mean([any(hits[:k]) for rows, hits in rankings if any(hits)]) for k in range(1, found.hits.shape[1] + 1)
+            np.mean([any(hits[:k]) for rows, hits in rankings if any(hits)])
+            for k in range(1, found.hits.shape[1] + 1)
         ]
         np.testing.assert_allclose(found.recall(), expected)
     else:
@@ -57,7 +70,9 @@ def test_confusions_are_those_of_the_nearest_image():
     counts = np.zeros_like(expected)
     for pair in pairs:
         if pair.taken_for != 500:
-            counts[np.searchsorted(classes, pair.label), np.searchsorted(classes, pair.taken_for)] = pair.count
+            counts[
+                np.searchsorted(classes, pair.label), np.searchsorted(classes, pair.taken_for)
+            ] = pair.count
         assert labels[pair.query] == pair.label
         assert pair.neighbor == found.rows[pair.query, 0]
         assert labels[pair.neighbor] == pair.taken_for

@@ -34,13 +34,15 @@ def postgres() -> Iterator[str]:
         warnings.simplefilter("ignore")
         import pgserver
 
-    # Not in pytest's folder: the server runs as another user, whom every pytest that starts shuts out of that folder.
+    # Not in pytest's folder: the server runs as another user, whom every pytest that starts shuts
+    # out of that folder.
     with tempfile.TemporaryDirectory(prefix="postgres-") as place:
         folder = pathlib.Path(place) / "pg"
         try:
             server = pgserver.get_server(folder, cleanup_mode="stop")
         except subprocess.TimeoutExpired:
-            # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds it.
+            # The server is up, but pg_ctl has not seen it in its ten seconds; the second call finds
+            # it.
             server = pgserver.get_server(folder, cleanup_mode="stop")
         try:
             yield str(folder)
@@ -53,7 +55,8 @@ class Databases:
 
     Args:
         folder: Where their files lie.
-        has_server: Whether PGHOST names a server's socket; tests that need one are skipped where it does not.
+        has_server: Whether PGHOST names a server's socket; tests that need one are skipped where it
+            does not.
     """
 
     def __init__(self, folder, has_server):

@@ -41,7 +41,8 @@ def expansion(queries, gallery, k, alpha):
 
 
 def reciprocal_vectors(images, k1, k2):
-    """V of every image as a dictionary, by the paper's sets; k1 / 2 rounded as in the authors' MATLAB code."""
+    """V of every image as a dictionary, by the paper's sets; k1 / 2 rounded as in the authors'
+    MATLAB code."""
     images = unit(images)
     count = len(images)
     lists = [[row, *ranking(images[row], images, {row})] for row in range(count)]

@@ -41,7 +41,10 @@ def test_two_writers_and_many_readers(databases, kind, tmp_path):
         return counts
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        readers, writers = [pool.submit(read) for _ in range(6)], [pool.submit(write) for _ in range(2)]
+        readers, writers = (
+            [pool.submit(read) for _ in range(6)],
+            [pool.submit(write) for _ in range(2)],
+        )
         concurrent.futures.wait(writers)
         ended.set()
         assert [each.result() for each in writers] == [None, None]

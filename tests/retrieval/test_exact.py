@@ -20,7 +20,9 @@ def reference(queries, gallery, k, distance, own_rows=None):
     indices, distances = [], []
     for i, q in enumerate(queries):
         own = None if own_rows is None else own_rows[i]
-        row = sorted((references.distance(q, g, distance), j) for j, g in enumerate(gallery) if j != own)
+        row = sorted(
+            (references.distance(q, g, distance), j) for j, g in enumerate(gallery) if j != own
+        )
         indices.append([j for _, j in row[:k]])
         distances.append([value for value, _ in row[:k]])
     return np.array(indices), np.array(distances)
@@ -48,7 +50,9 @@ def test_matches_a_slow_reference(distance, with_gallery):
 
 @settings(max_examples=30, deadline=None)
 @given(
-    points=hnp.arrays(np.float32, st.tuples(st.integers(2, 30), st.integers(1, 3)), elements=st.integers(-3, 3)),
+    points=hnp.arrays(
+        np.float32, st.tuples(st.integers(2, 30), st.integers(1, 3)), elements=st.integers(-3, 3)
+    ),
     k=st.integers(1, 29),
     budget=st.sampled_from([200, 1500, 2**20]),
 )
@@ -65,7 +69,9 @@ def test_ties_and_duplicates_follow_gallery_order(points, k, budget, tmp_path_fa
 def test_many_equal_rows_in_the_grouped_path_follow_gallery_order():
     points = np.random.default_rng(2).integers(0, 3, size=(2500, 3)).astype(np.float32)
     indices, distances = nearest_neighbors(points[:20], points, k=9, own_rows=np.arange(20))
-    np.testing.assert_array_equal(indices, reference(points[:20], points, 9, "euclidean", np.arange(20))[0])
+    np.testing.assert_array_equal(
+        indices, reference(points[:20], points, 9, "euclidean", np.arange(20))[0]
+    )
     assert (distances == 0).all()
     indices, distances = nearest_neighbors(np.full((2000, 16), 0.1234567, np.float32), k=3)
     assert indices[[0, 2, -1]].tolist() == [[1, 2, 3], [0, 1, 3], [0, 1, 2]]
@@ -73,29 +79,37 @@ def test_many_equal_rows_in_the_grouped_path_follow_gallery_order():
 
 
 def test_equally_near_rows_of_unequal_scores_follow_gallery_order(tmp_path):
-    """Differences of 1/256 are exact, so that all are equally far; the products that rank them first are rounded."""
+    """Differences of 1/256 are exact, so that all are equally far; the products that rank them
+    first are rounded."""
     rng = np.random.default_rng(6)
     query = rng.integers(-100, 100, size=(1, 16))
     near = query + rng.choice([-1, 1], size=(40, 16)) / 256
     gallery = np.concatenate([near, -query + rng.integers(-9, 9, size=(60, 16))]).astype(np.float32)
     for side in (gallery, mapped(gallery, tmp_path)):
-        indices, distances = nearest_neighbors(query, side, k=36, distance="sqeuclidean", memory_budget=2000)
+        indices, distances = nearest_neighbors(
+            query, side, k=36, distance="sqeuclidean", memory_budget=2000
+        )
         assert distances.tolist() == [[16 / 256**2] * 36]
         assert indices.tolist() == [list(range(36))]
 
 
 @pytest.mark.parametrize(
-    ("scale", "distance"), [(1e-25, "euclidean"), (1e-25, "cosine"), (1e30, "euclidean"), (1e18, "cosine")]
+    ("scale", "distance"),
+    [(1e-25, "euclidean"), (1e-25, "cosine"), (1e30, "euclidean"), (1e18, "cosine")],
 )
 def test_tiny_and_huge_embeddings(scale, distance):
     points = np.random.default_rng(4).normal(size=(50, 4))
-    indices, distances = nearest_neighbors((points * scale).astype(np.float32), k=4, distance=distance)
+    indices, distances = nearest_neighbors(
+        (points * scale).astype(np.float32), k=4, distance=distance
+    )
     expected = reference(points, points, 4, distance, np.arange(50))
     np.testing.assert_array_equal(indices, expected[0])
     unit = scale if distance == "euclidean" else 1.0
     np.testing.assert_allclose(distances / unit, expected[1], rtol=1e-4, atol=1e-6)
     # A zero vector is at cosine distance 1.
-    indices, distances = nearest_neighbors([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], k=3, distance="cosine")
+    indices, distances = nearest_neighbors(
+        [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]], k=3, distance="cosine"
+    )
     assert indices[:2].tolist() == [[1, 2, 3], [0, 2, 3]]
     assert distances[:2].tolist() == [[1.0, 1.0, 1.0], [1.0, 1.0, 2.0]]
 
@@ -106,7 +120,15 @@ def test_tiny_and_huge_embeddings(scale, distance):
         ({"queries": np.zeros((0, 4)), "k": 1}, "neither"),
         ({"queries": np.zeros((3, 4)), "k": 3}, "k must"),
         ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 3)), "k": 1}, "dimensions"),
-        ({"queries": np.zeros((3, 4)), "gallery": np.zeros((5, 4)), "k": 1, "own_rows": [0, 1, 5]}, "own_rows"),
+        (
+            {
+                "queries": np.zeros((3, 4)),
+                "gallery": np.zeros((5, 4)),
+                "k": 1,
+                "own_rows": [0, 1, 5],
+            },
+            "own_rows",
+        ),
     ],
 )
 def test_bad_arguments_say_what_is_wrong(arguments, message):
@@ -156,7 +178,9 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
         expected = nearest_neighbors(queries, gallery, k=9, distance=distance, **arguments)
         disk = check_embeddings(mapped(gallery, tmp_path))
         assert is_memory_mapped(disk[2:])
-        result = nearest_neighbors(queries, disk, k=9, distance=distance, memory_budget=budget, **arguments)
+        result = nearest_neighbors(
+            queries, disk, k=9, distance=distance, memory_budget=budget, **arguments
+        )
         np.testing.assert_array_equal(result[0], expected[0])
         np.testing.assert_array_equal(result[1], expected[1])
 
@@ -164,14 +188,19 @@ def test_the_same_bits_as_in_memory(distance, budget, tmp_path):
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("name", NAMES)
 def test_neighbors_are_those_of_float64(name, distance):
-    """Also where one far vector, or many, would move the center and widen the rounding of the others."""
+    """Also where one far vector, or many, would move the center and widen the rounding of the
+    others."""
     x = far_vectors(name, size=400, dim=8)
     exact = x.astype(np.float64)
     if distance == "dot":
         expected = -exact @ exact.T
     else:
-        exact = exact / np.linalg.norm(exact, axis=1, keepdims=True) if distance == "cosine" else exact
-        expected = np.square(exact[:, None] - exact[None]).sum(axis=-1) / (2 if distance == "cosine" else 1)
+        exact = (
+            exact / np.linalg.norm(exact, axis=1, keepdims=True) if distance == "cosine" else exact
+        )
+        expected = np.square(exact[:, None] - exact[None]).sum(axis=-1) / (
+            2 if distance == "cosine" else 1
+        )
     expected = np.sqrt(expected) if distance == "euclidean" else expected
     np.fill_diagonal(expected, np.inf)
     rows, distances = nearest_neighbors(x, k=3, distance=distance)
@@ -179,12 +208,16 @@ def test_neighbors_are_those_of_float64(name, distance):
     # Distances to the last bit of float32, and of equal ones any row.
     rounding = 1e-14 * np.square(exact).sum(axis=1).max() if distance == "dot" else 1e-15
     np.testing.assert_allclose(distances, nearest, rtol=2e-7, atol=rounding)
-    np.testing.assert_allclose(np.take_along_axis(expected, rows, axis=1), nearest, rtol=1e-12, atol=rounding)
+    np.testing.assert_allclose(
+        np.take_along_axis(expected, rows, axis=1), nearest, rtol=1e-12, atol=rounding
+    )
 
 
 def test_one_far_image_leaves_the_recall_of_the_others():
     points = np.repeat(10.0 * np.arange(10), 2)[:, None] + np.tile([0.0, 0.1], 10)[:, None]
-    measured = evaluate_retrieval(np.append(points, [[1e6]], axis=0), np.append(np.arange(20) // 2, 99), ks=(1,))
+    measured = evaluate_retrieval(
+        np.append(points, [[1e6]], axis=0), np.append(np.arange(20) // 2, 99), ks=(1,)
+    )
     assert measured["recall@1"] == 1.0
 
 
@@ -203,21 +236,31 @@ def slowly(embeddings, labels, most, neighbors, skip_top=0, relative_margin=None
         others = sorted((j for j in cosines if labels[j] != label), key=lambda j: -cosines[j])
         for j in others[skip_top : skip_top + neighbors]:
             mean = np.mean(own) if own else 0.0
-            if relative_margin is None or not own or cosines[j] <= mean - relative_margin * abs(mean):
+            if (
+                relative_margin is None
+                or not own
+                or cosines[j] <= mean - relative_margin * abs(mean)
+            ):
                 votes[label][labels[j]] += 1
     table = np.full((len(classes), most), -1)
     for row, one in enumerate(classes):
-        listed = [c for c in sorted(classes, key=lambda c: (-votes[one][c], c)) if votes[one][c]][:most]
+        listed = [c for c in sorted(classes, key=lambda c: (-votes[one][c], c)) if votes[one][c]][
+            :most
+        ]
         table[row, : len(listed)] = [classes.index(c) for c in listed]
     return table
 
 
-@pytest.mark.parametrize("filters", [{}, {"skip_top": 2}, {"relative_margin": 0.05}, {"relative_margin": 0.0}])
+@pytest.mark.parametrize(
+    "filters", [{}, {"skip_top": 2}, {"relative_margin": 0.05}, {"relative_margin": 0.0}]
+)
 def test_classes_follow_from_a_search_of_every_pair(filters):
     rng = np.random.default_rng(0)
     # Classes of 1 to 6 images, in no order, that overlap.
     labels = rng.permutation(np.repeat([3, 5, 8, 13, 21, 34, 55], [1, 2, 3, 4, 5, 6, 6]))
-    x = rng.normal(size=(7, 4))[np.searchsorted([3, 5, 8, 13, 21, 34, 55], labels)] + rng.normal(size=(len(labels), 4))
+    x = rng.normal(size=(7, 4))[np.searchsorted([3, 5, 8, 13, 21, 34, 55], labels)] + rng.normal(
+        size=(len(labels), 4)
+    )
     for most, neighbors in ((2, 3), (6, 50)):
         expected = slowly(x, labels.tolist(), most, neighbors, **filters)
         np.testing.assert_array_equal(

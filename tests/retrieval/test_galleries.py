@@ -40,7 +40,9 @@ def exact(queries, ids, vectors, k, distance):
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_the_order_is_that_of_the_exact_search(kind, databases, distance):
     rng = np.random.default_rng(3)
-    vectors = rng.normal(size=(150, 12)).astype(np.float32) * rng.uniform(0.5, 2, (150, 1)).astype(np.float32)
+    vectors = rng.normal(size=(150, 12)).astype(np.float32) * rng.uniform(0.5, 2, (150, 1)).astype(
+        np.float32
+    )
     vectors[7] = 0
     ids = [f"row-{row * 7 % 150}" for row in range(150)]
     queries = np.concatenate([vectors[[20, 50]], rng.normal(size=(9, 12)).astype(np.float32)])
@@ -75,7 +77,9 @@ def test_upsert_replaces_the_whole_row_and_delete_ignores_unknown_ids(gallery):
     assert neighbors.distances[0, 0] == 0
     assert neighbors.columns["class"].tolist() == [["van", "bus", "bus"]]
     assert neighbors.columns["role"].tolist() == [["", "", "query"]]
-    assert gallery.search(np.eye(2)[:1], 3, {"class": "bus", "role": "query"}).ids.tolist() == [["a", None, None]]
+    assert gallery.search(np.eye(2)[:1], 3, {"class": "bus", "role": "query"}).ids.tolist() == [
+        ["a", None, None]
+    ]
     assert gallery.search(np.eye(2)[:1], 1, {"class": "coupe"}).ids.tolist() == [[None]]
 
 
@@ -88,7 +92,10 @@ def test_awkward_texts_are_ids_values_and_filters(gallery):
         assert neighbors.columns["class"].tolist() == [[AWKWARD[-1 - row], None]]
         assert gallery.search(vectors[row : row + 1], 1).ids.tolist() == [[text]]
         assert gallery.rows(9, [text, text + "x"]).columns["path"] == [text]
-    assert gallery.search(vectors, 1, {"class": AWKWARD[3], "path": AWKWARD[0]}).ids.tolist() == [[None]] * 12
+    assert (
+        gallery.search(vectors, 1, {"class": AWKWARD[3], "path": AWKWARD[0]}).ids.tolist()
+        == [[None]] * 12
+    )
     assert gallery.delete(AWKWARD[:6]) == 6
     assert len(gallery) == 6
 
@@ -135,7 +142,11 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
     assert len(gallery) == 3
     assert gallery.search(queries, k=1).ids.ravel().tolist() == ["a", "b", "c"]
     rows = gallery.rows(9)
-    assert sorted(zip(rows.ids, rows.columns["class"], strict=True)) == [("a", "x"), ("b", "y"), ("c", "z")]
+    assert sorted(zip(rows.ids, rows.columns["class"], strict=True)) == [
+        ("a", "x"),
+        ("b", "y"),
+        ("c", "z"),
+    ]
     np.testing.assert_array_equal(rows.vectors[np.argsort(rows.ids)], np.eye(3))
     assert len(gallery.rows(2).ids) == 2
 
@@ -146,10 +157,14 @@ def test_an_index_of_the_database_leaves_the_search_exact(kind, databases):
     with connect(uri) as gallery:
         gallery.upsert([f"{row:04}" for row in range(1500)], vectors)
     if kind == "lancedb":
-        lancedb.connect(gallery.address.path).open_table("gallery").create_index("vector", config=IvfPq())
+        lancedb.connect(gallery.address.path).open_table("gallery").create_index(
+            "vector", config=IvfPq()
+        )
     else:
         with psycopg.connect(user="postgres", autocommit=True) as connection:
-            connection.execute(f"CREATE INDEX ON {gallery.address.table} USING hnsw (vector vector_l2_ops)")
+            connection.execute(
+                f"CREATE INDEX ON {gallery.address.table} USING hnsw (vector vector_l2_ops)"
+            )
     with connect(uri) as gallery:
         rows = gallery.search(vectors[::30], 10).ids.astype(int)
     np.testing.assert_array_equal(rows, nearest_neighbors(vectors[::30], vectors, k=10)[0])
@@ -196,7 +211,12 @@ def test_wrong_addresses_are_refused(uri, says):
 def test_a_server_that_is_not_there_is_one_line_without_the_password(caplog, capfd):
     with warnings.catch_warnings(record=True) as warned, pytest.raises(UserError) as caught:
         connect(f"pgvector://me:{QUOTED}@127.0.0.1:1/shop")
-    text = str(caught.value) + caplog.text + "".join(capfd.readouterr()) + "".join(str(one.message) for one in warned)
+    text = (
+        str(caught.value)
+        + caplog.text
+        + "".join(capfd.readouterr())
+        + "".join(str(one.message) for one in warned)
+    )
     assert "127.0.0.1:1/shop` cannot be opened: " in text
     assert "refused" in text
     assert "s3cr" not in text
@@ -209,5 +229,8 @@ def test_files_of_something_else_are_refused(tmp_path):
     with pytest.raises(UserError, match="is a table of something else: name another"):
         connect(f"lancedb://{tmp_path / 'lance'}")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot be written"), connect(f"lancedb://{tmp_path / 'file'}") as gallery:
+    with (
+        pytest.raises(UserError, match="cannot be written"),
+        connect(f"lancedb://{tmp_path / 'file'}") as gallery,
+    ):
         gallery.upsert(["a"], [[1.0]])

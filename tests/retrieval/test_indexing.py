@@ -16,8 +16,12 @@ def written(folder, roles, seed=0, dim=6):
     rng = np.random.default_rng(seed)
     labels = np.arange(len(roles)) // 5
     names = tuple(f"{label}/{row}.jpg" for row, label in enumerate(labels))
-    vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.8 * rng.normal(size=(len(roles), dim))
-    write_folder(folder, {"model": f"seed {seed}"}, ImageTable(names, labels, np.array(roles)), vectors)
+    vectors = rng.normal(size=(labels.max() + 1, dim))[labels] + 0.8 * rng.normal(
+        size=(len(roles), dim)
+    )
+    write_folder(
+        folder, {"model": f"seed {seed}"}, ImageTable(names, labels, np.array(roles)), vectors
+    )
     return folder
 
 
@@ -61,19 +65,25 @@ def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
         gallery.delete([embeddings.names[3]])
         assert index_embeddings(gallery, embeddings) == IndexCounts(1, 0, 79)
         assert len(gallery) == 80
-        neighbors = gallery.search(embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"})
+        neighbors = gallery.search(
+            embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"}
+        )
         assert neighbors.ids.tolist() == [["8/40.jpg"]]
     killed_gallery.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_other_embeddings_are_replaced_where_that_is_said(kind, folders, databases, tmp_path):
+def test_rows_of_other_embeddings_are_replaced_where_that_is_said(
+    kind, folders, databases, tmp_path
+):
     """Of two folders with the same names of images, and of two files without names."""
     first, second = read_embeddings(folders["cars"]), read_embeddings(folders["again"])
     with databases.gallery(kind) as gallery:
         index_embeddings(gallery, first)
         before = gallery.rows(80, first.names[:1]).vectors
-        with pytest.raises(UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"):
+        with pytest.raises(
+            UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"
+        ):
             index_embeddings(gallery, second)
         np.testing.assert_array_equal(gallery.rows(80, first.names[:1]).vectors, before)
         assert index_embeddings(gallery, first) == IndexCounts(0, 0, 80)

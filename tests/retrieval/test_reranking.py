@@ -1,4 +1,5 @@
-"""Expanded queries against sums written out, and k-reciprocal re-ranking against the paper's sets."""
+"""Expanded queries against sums written out, and k-reciprocal re-ranking against the paper's
+sets."""
 
 import numpy as np
 import pytest
@@ -20,9 +21,9 @@ from tfdml.retrieval.reranking import encode
 
 def made(count=40, dim=6, classes=5, seed=0):
     rng = np.random.default_rng(seed)
-    return (rng.normal(size=(classes, dim))[np.arange(count) % classes] + rng.normal(size=(count, dim))).astype(
-        "float32"
-    )
+    return (
+        rng.normal(size=(classes, dim))[np.arange(count) % classes] + rng.normal(size=(count, dim))
+    ).astype("float32")
 
 
 @settings(max_examples=15, deadline=None)
@@ -37,14 +38,18 @@ def test_queries_are_expanded_as_by_hand(count, k, alpha, roles, seed):
     points = made(count + 7, seed=seed)
     queries, gallery = (points[:count], points[count:]) if roles else (points, None)
     expanded = expand_queries(queries, gallery, k=k, alpha=alpha)
-    np.testing.assert_allclose(expanded, references.expansion(queries, gallery, k, alpha), atol=2e-5)
+    np.testing.assert_allclose(
+        expanded, references.expansion(queries, gallery, k, alpha), atol=2e-5
+    )
     assert expanded.dtype == np.float32
 
 
 @pytest.mark.parametrize("alpha", [0, 3])
 def test_degenerate_galleries_give_finite_vectors(alpha):
     same = np.ones((6, 3))
-    np.testing.assert_allclose(expand_queries(same, k=3, alpha=alpha), references.unit(same), atol=1e-6)
+    np.testing.assert_allclose(
+        expand_queries(same, k=3, alpha=alpha), references.unit(same), atol=1e-6
+    )
     opposite = np.array([[1.0, 0.0], [-1.0, 0.0]])
     assert np.isfinite(expand_queries(opposite, k=3, alpha=alpha)).all()
     assert not expand_queries(np.zeros((4, 2)), k=2, alpha=alpha).any()
@@ -62,9 +67,13 @@ def test_degenerate_galleries_give_finite_vectors(alpha):
 def test_the_whole_re_ranking_is_that_of_the_paper(count, k1, k2, weight, roles, seed):
     points = made(count + 9, seed=seed)
     queries, gallery = (points[:count], points[count:]) if roles else (points, None)
-    expected = references.reranked(queries, gallery, min(k1, len(points) - 1), min(k2, len(points)), weight)
+    expected = references.reranked(
+        queries, gallery, min(k1, len(points) - 1), min(k2, len(points)), weight
+    )
     depth = 9 if roles else len(points) - 1
-    rows, distances = k_reciprocal_neighbors(queries, gallery, k=depth, k1=k1, k2=k2, weight=weight, top=len(points))
+    rows, distances = k_reciprocal_neighbors(
+        queries, gallery, k=depth, k1=k1, k2=k2, weight=weight, top=len(points)
+    )
     np.testing.assert_allclose(distances, np.take_along_axis(expected, rows, axis=1), atol=2e-5)
     np.testing.assert_allclose(distances, np.sort(expected, axis=1)[:, :depth], atol=2e-5)
     assert all(len(set(row)) == depth for row in rows.tolist())
@@ -80,12 +89,16 @@ def test_of_the_top_each_distance_is_exact_and_the_rest_stays_behind(roles):
     plain = nearest_neighbors(queries, gallery, k=30, distance="cosine")[0]
     rows, distances = k_reciprocal_neighbors(queries, gallery, k=30, k1=8, k2=3, top=12)
     np.testing.assert_array_equal(np.sort(rows[:, :12], axis=1), np.sort(plain[:, :12], axis=1))
-    np.testing.assert_allclose(distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5)
+    np.testing.assert_allclose(
+        distances[:, :12], np.take_along_axis(expected, rows[:, :12], axis=1), atol=2e-5
+    )
     assert (np.diff(distances[:, :12], axis=1) >= 0).all()
     np.testing.assert_array_equal(rows[:, 12:], plain[:, 12:])
     assert np.isinf(distances[:, 12:]).all()
     # Fewer neighbors than are re-ranked are the first of these.
-    np.testing.assert_array_equal(k_reciprocal_neighbors(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3])
+    np.testing.assert_array_equal(
+        k_reciprocal_neighbors(queries, gallery, k=3, k1=8, k2=3, top=12)[0], rows[:, :3]
+    )
 
 
 def test_blocks_of_k_reciprocal_give_what_the_whole_gives(monkeypatch):
@@ -120,12 +133,16 @@ def whitened_by_hand(train, rows, dim, power, shrinkage):
     return unit((rows - mean) @ vectors[:, :dim] / values[:dim] ** (power / 2))
 
 
-@pytest.mark.parametrize(("power", "shrinkage", "dim"), [(1, 0, 0), (0, 0.3, 3), (0.5, 0.3, 0), (0.5, 1, 3)])
+@pytest.mark.parametrize(
+    ("power", "shrinkage", "dim"), [(1, 0, 0), (0, 0.3, 3), (0.5, 0.3, 0), (0.5, 1, 3)]
+)
 def test_whitening_equals_the_eigendecomposition(power, shrinkage, dim):
     train, rows = made(90, seed=1) * 3, made(20, seed=2)
     whitened = fit_whitening(train, dim, power=power, shrinkage=shrinkage)(rows)
     expected = whitened_by_hand(train, rows, dim or 6, power, shrinkage)
-    np.testing.assert_allclose(whitened @ whitened.T, expected @ expected.T, atol=2e-5)  # signs are free
+    np.testing.assert_allclose(
+        whitened @ whitened.T, expected @ expected.T, atol=2e-5
+    )  # signs are free
     assert whitened.shape == (20, dim or 6)
     # A direction without variance stays without weight.
     twice = np.repeat(made(30), 2, axis=1)

@@ -27,18 +27,25 @@ def random_model():
     """The network with random weights, BatchNorm statistics among them."""
     model, generator = tiny(), np.random.default_rng(0)
     for layer in model.layers:
-        layer.set_weights([generator.uniform(0.1, 1.0, w.shape).astype("float32") for w in layer.weights])
+        layer.set_weights(
+            [generator.uniform(0.1, 1.0, w.shape).astype("float32") for w in layer.weights]
+        )
     return model
 
 
 def torch_state():
     """The weights as a PyTorch state dict, with what such files hold besides."""
     _, first, norm, last = random_model().layers
-    state = {"fc.weight": np.zeros((7, 4), "float32"), "conv1_7x7_s2_bn.num_batches_tracked": np.array(7)}
+    state = {
+        "fc.weight": np.zeros((7, 4), "float32"),
+        "conv1_7x7_s2_bn.num_batches_tracked": np.array(7),
+    }
     for layer in (first, last):
         kernel, bias = weights(layer)
         state |= {f"{layer.name}.weight": kernel.transpose(3, 2, 0, 1), f"{layer.name}.bias": bias}
-    for slot, array in zip(("weight", "bias", "running_mean", "running_var"), weights(norm), strict=True):
+    for slot, array in zip(
+        ("weight", "bias", "running_mean", "running_var"), weights(norm), strict=True
+    ):
         state[f"{norm.name}.{slot}"] = array
     return state
 
@@ -52,11 +59,17 @@ def caffe_blobs(norm):
         blobs[name] = [kernel.transpose(3, 2, 0, 1), bias.reshape(1, 1, 1, -1)]
     gamma, beta, mean, variance = weights(batch_norm)
     if norm == "BN":
-        blobs["conv1/7x7_s2_bn"] = [array.reshape(1, -1, 1, 1) for array in (gamma, beta, mean, variance)]
+        blobs["conv1/7x7_s2_bn"] = [
+            array.reshape(1, -1, 1, 1) for array in (gamma, beta, mean, variance)
+        ]
     else:
         blobs["conv1/7x7_s2_bn"] = [2.5 * mean, 2.5 * variance, np.array([2.5])]
         blobs[f"conv1/7x7_s2_{norm}"] = [gamma, beta]
-    return {f"{name}.{index}": array for name, arrays in blobs.items() for index, array in enumerate(arrays)}
+    return {
+        f"{name}.{index}": array
+        for name, arrays in blobs.items()
+        for index, array in enumerate(arrays)
+    }
 
 
 def assert_converted(model):
@@ -106,7 +119,10 @@ def test_layers_have_the_names_of_the_published_checkpoints(architecture, layer,
     ("change", "says"),
     [
         ({"conv1_7x7_s2.weight": None}, r"conv1_7x7_s2.weight \(4, 3, 7, 7\) is missing"),
-        ({"inception_3a_1x1.weight": np.zeros((5, 4, 3, 1))}, r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)"),
+        (
+            {"inception_3a_1x1.weight": np.zeros((5, 4, 3, 1))},
+            r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)",
+        ),
         ({"conv1_7x7_s2.bias": np.full(4, np.nan)}, "not finite"),
         ({"head.weight": np.zeros(3)}, "head.weight is not part of it"),
     ],
@@ -121,8 +137,12 @@ def test_what_does_not_fit_is_named(change, says, tmp_path):
 def test_files_of_pytorch(tmp_path):
     torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
     safetensors = pytest.importorskip("safetensors.torch", reason="pip install 'tfdml[parity]'")
-    state = {name: torch.tensor(np.ascontiguousarray(array)) for name, array in torch_state().items()}
-    parameters = {name: torch.nn.Parameter(t) if t.is_floating_point() else t for name, t in state.items()}
+    state = {
+        name: torch.tensor(np.ascontiguousarray(array)) for name, array in torch_state().items()
+    }
+    parameters = {
+        name: torch.nn.Parameter(t) if t.is_floating_point() else t for name, t in state.items()
+    }
     torch.save(state, tmp_path / "before 1.6.pth", _use_new_zipfile_serialization=False)
     torch.save({"epoch": 3, "state_dict": parameters}, tmp_path / "nested.pth")
     safetensors.save_file(state, tmp_path / "x.safetensors")
@@ -147,7 +167,10 @@ def test_code_in_a_file_is_not_run(kind, tmp_path):
         np.savez(path, **{"conv1_7x7_s2.weight": np.array([Hostile(made)], object)})
     else:
         torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
-        content = {"state_dict": {"conv1_7x7_s2.weight": torch.zeros(4, 3, 7, 7)}, "hook": Hostile(made)}
+        content = {
+            "state_dict": {"conv1_7x7_s2.weight": torch.zeros(4, 3, 7, 7)},
+            "hook": Hostile(made),
+        }
         torch.save(content, path, _use_new_zipfile_serialization=kind == "pth")
     with pytest.raises(UserError, match=r"is damaged|holds more than tensors"):
         convert(path, "tiny")

@@ -6,7 +6,9 @@ import pytest
 
 from tools.convert_weights import convert
 
-torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]': the published networks run in PyTorch")
+torch = pytest.importorskip(
+    "torch", reason="pip install 'tfdml[parity]': the published networks run in PyTorch"
+)
 from tests.tools import torch_networks  # noqa: E402
 
 # Architecture -> the PyTorch network, and the range of its pixels.
@@ -27,7 +29,9 @@ def test_the_features_agree(architecture, tmp_path):
     for size in ((224, 224), (299, 299), (97, 150)):
         x = np.random.default_rng(sum(size)).uniform(-scale, scale, (1, *size, 3)).astype("float32")
         with torch.no_grad():
-            expected = network(torch.from_numpy(x.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1)
+            expected = (
+                network(torch.from_numpy(x.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1)
+            )
         found = keras.ops.convert_to_numpy(model(x))
         assert found.shape == expected.shape
         assert np.std(expected) > 1e-3

@@ -15,7 +15,8 @@ GOOGLENET = """
 5a 256 160 320 32 128 128
 5b 384 192 384 48 128 128
 """
-# 1x1 | 3x3 reduce, 3x3 | double reduce, first, second | pooling, projection; "-" where there is none.
+# 1x1 | 3x3 reduce, 3x3 | double reduce, first, second | pooling, projection; "-" where there is
+# none.
 BN_INCEPTION = """
 3a 64 64 64 64 96 96 avg 32
 3b 64 64 96 64 96 96 avg 64
@@ -129,13 +130,16 @@ class BNInception(Named):
             double = self.run(f"{p}_double_3x3_1", self.run(f"{p}_double_3x3_reduce", x))
             branches.append(self.run(f"{p}_double_3x3_2", double))
             if d == "-":
-                # At an odd size the published network has a row and a column of windows too few to go on.
+                # At an odd size the published network has a row and a column of windows too few to
+                # go on.
                 odd = [side % 2 for side in x.shape[2:]]
                 ended = functional.pad(x, (0, odd[1], 0, odd[0]), value=-torch.inf)
                 branches.append(functional.max_pool2d(ended, 3, 2, ceil_mode=True))
             else:
                 average = functional.avg_pool2d(x, 3, 1, 1, ceil_mode=True, count_include_pad=True)
-                pooled = average if kind == "avg" else functional.max_pool2d(x, 3, 1, 1, ceil_mode=True)
+                pooled = (
+                    average if kind == "avg" else functional.max_pool2d(x, 3, 1, 1, ceil_mode=True)
+                )
                 branches.append(self.run(f"{p}_pool_proj", pooled))
             x = torch.cat(branches, 1)
         return x
@@ -145,12 +149,17 @@ class Bottleneck(nn.Module):
     def __init__(self, inputs, width, stride):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = (
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+        )
         self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
         self.downsample = None
         if stride > 1 or inputs != 4 * width:
             norm = nn.BatchNorm2d(4 * width)
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), norm)
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), norm
+            )
 
     def forward(self, x):
         y = functional.relu(self.bn1(self.conv1(x)))

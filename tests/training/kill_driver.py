@@ -1,9 +1,11 @@
-"""Runs of `tfdml train` that are killed at moments named by what is on disk, each in its own process.
+"""Runs of `tfdml train` that are killed at moments named by what is on disk, each in its own
+process.
 
     python -m tests.training.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
 
-Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to compute. Prints what
-became of each: its exit status, or the number of the signal that ended it, negative. A run that has begun is resumed.
+Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to
+compute. Prints what became of each: its exit status, or the number of the signal that ended it,
+negative. A run that has begun is resumed.
 """
 
 import fnmatch
@@ -22,7 +24,8 @@ from tfdml.data.readers import glyphs
 
 
 def _kill_at(when: str, pattern: str, nth: int) -> None:
-    """End this process at the nth time that a file of this name is written: half of it, or after it."""
+    """End this process at the nth time that a file of this name is written: half of it, or after
+    it."""
     seen = 0
     inner = os.replace
 

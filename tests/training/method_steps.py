@@ -2,7 +2,8 @@
 
     KERAS_BACKEND=jax python -m tests.training.method_steps FILE.npz
 
-takes the first weights from FILE.npz, where `first_weights` has put them, and leaves there what the steps gave.
+takes the first weights from FILE.npz, where `first_weights` has put them, and leaves there what the
+steps gave.
 """
 
 import sys
@@ -20,11 +21,16 @@ STEPS = 10
 
 
 def _horde(**options):
-    return objectives.HighOrderMomentLoss(losses.BinomialDevianceLoss(), orders=3, dim=16, embedding_dim=4, **options)
+    return objectives.HighOrderMomentLoss(
+        losses.BinomialDevianceLoss(), orders=3, dim=16, embedding_dim=4, **options
+    )
 
 
 def _heads():
-    return [objectives.HeadwiseLoss(losses.ContrastiveLoss(0.5, "cosine")), objectives.HeadDivergence(margin=0.2)]
+    return [
+        objectives.HeadwiseLoss(losses.ContrastiveLoss(0.5, "cosine")),
+        objectives.HeadDivergence(margin=0.2),
+    ]
 
 
 def _am_softmax():
@@ -41,7 +47,10 @@ def _density():
 
 LEARNERS = {
     "am_softmax": lambda: (tiny_embedder(batch_norm="train"), [_am_softmax()]),
-    "jrd": lambda: (tiny_embedder(batch_norm="train"), [_am_softmax(), objectives.JointRepresentationSimilarity()]),
+    "jrd": lambda: (
+        tiny_embedder(batch_norm="train"),
+        [_am_softmax(), objectives.JointRepresentationSimilarity()],
+    ),
     "binomial": lambda: (tiny_embedder(), [losses.BinomialDevianceLoss()]),
     "horde": lambda: (tiny_embedder(), [losses.BinomialDevianceLoss(), _horde()]),
     "abe": lambda: (tiny_ensemble(), _heads()),
@@ -51,24 +60,34 @@ LEARNERS = {
     "triplet": lambda: (tiny_embedder(), [losses.TripletLoss(1.5)]),
     "dml_da": lambda: (tiny_embedder(), [losses.TripletLoss(1.5), _density()]),
     # All negatives: what is drawn comes from each backend's own generator.
-    "rank_mi": lambda: (tiny_embedder(), [objectives.RankMI(0.5, hidden=8, depth=1, negatives="all")]),
+    "rank_mi": lambda: (
+        tiny_embedder(),
+        [objectives.RankMI(0.5, hidden=8, depth=1, negatives="all")],
+    ),
 }
 
 
 def make(name):
-    """A learner whose optimizer has what a run's has: rates of parts, decay, momentum and clipping."""
+    """A learner whose optimizer has what a run's has: rates of parts, decay, momentum and
+    clipping."""
     keras.utils.set_random_seed(3)
     learner = MetricLearner(*LEARNERS[name]())
     learner.build((None, SIZE, SIZE, 3))
     rates = {"projection": 0.05, "objectives": 0.02}
-    optimizer = build_optimizer("sgd", learner, 0.02, rates, weight_decay=1e-4, momentum=0.9, clip_norm=0.5)
+    optimizer = build_optimizer(
+        "sgd", learner, 0.02, rates, weight_decay=1e-4, momentum=0.9, clip_norm=0.5
+    )
     learner.compile(optimizer, run_eagerly=keras.backend.backend() == "tensorflow")
     return learner
 
 
 def first_weights():
     """Those of every learner, by "name|first|index"."""
-    return {f"{name}|first|{i}": value for name in LEARNERS for i, value in enumerate(values(make(name).variables))}
+    return {
+        f"{name}|first|{i}": value
+        for name in LEARNERS
+        for i, value in enumerate(values(make(name).variables))
+    }
 
 
 class _Logs(keras.callbacks.Callback):
@@ -89,7 +108,9 @@ def steps(name, given):
     x, y = np.concatenate([x for _, x in batches]), np.concatenate([y for y, _ in batches])
     logs = _Logs()
     learner.fit(x, y, batch_size=len(batches[0][0]), shuffle=False, verbose=0, callbacks=[logs])
-    last = {f"{name}|last|{i}": value for i, value in enumerate(values(learner.trainable_variables))}
+    last = {
+        f"{name}|last|{i}": value for i, value in enumerate(values(learner.trainable_variables))
+    }
     return {f"{name}|logs": np.array(logs.steps), **last}
 
 

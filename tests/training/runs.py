@@ -21,9 +21,13 @@ def noise(split, classes, seed, images_per_class=4):
     rng = np.random.default_rng(seed)
     labels = np.repeat(np.arange(classes), images_per_class)
     levels = rng.integers(40, 200, (classes, 1, 1, 3))[labels]
-    images = np.clip(levels + rng.normal(0, 30, (len(labels), SIZE, SIZE, 3)), 0, 255).astype(np.uint8)
+    images = np.clip(levels + rng.normal(0, 30, (len(labels), SIZE, SIZE, 3)), 0, 255).astype(
+        np.uint8
+    )
     names = tuple(f"{split}/{i}" for i in range(len(labels)))
-    return ImageDataset("noise", split, ArrayImages(images, names), labels, {c: str(c) for c in range(classes)})
+    return ImageDataset(
+        "noise", split, ArrayImages(images, names), labels, {c: str(c) for c in range(classes)}
+    )
 
 
 SPLITS = Splits(noise("train", 8, 0), noise("train", 5, 1), noise("test", 6, 2))

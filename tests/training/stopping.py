@@ -21,7 +21,8 @@ class Killed(BaseException):
 
 
 def make_quick(patch):
-    """Train a shallow network on noise, and without compiling, which takes longer than the few steps of these runs."""
+    """Train a shallow network on noise, and without compiling, which takes longer than the few
+    steps of these runs."""
     make_learner = build.make_learner
 
     def eager(*arguments):

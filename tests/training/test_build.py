@@ -1,4 +1,5 @@
-"""A run is made of what the flags say; what cannot train is refused, and what does not exist before images are read."""
+"""A run is made of what the flags say; what cannot train is refused, and what does not exist before
+images are read."""
 
 import dataclasses
 
@@ -35,7 +36,9 @@ def test_what_does_not_exist_is_found_before_the_images_are_read_and_the_rest_be
     changes, says, tmp_path, monkeypatch
 ):
     read = []
-    monkeypatch.setattr(build, "load_splits", lambda *arguments: read.append(arguments) or runs.SPLITS)
+    monkeypatch.setattr(
+        build, "load_splits", lambda *arguments: read.append(arguments) or runs.SPLITS
+    )
     with pytest.raises(UserError, match=says):
         build_components(runs.experiment(tmp_path / "run", **changes))
     assert bool(read) == (not says.startswith(("unknown", "no argument")))
@@ -62,7 +65,9 @@ def moved(learner, steps=1, scale=1.0):
     """How far each part's first variable moves by gradients of `scale` everywhere."""
     before = {part: values(variables[:1]) for part, variables in learner.parts().items()}
     for _ in range(steps):
-        learner.optimizer.apply([scale * keras.ops.ones(v.shape) for v in learner.trainable_variables])
+        learner.optimizer.apply(
+            [scale * keras.ops.ones(v.shape) for v in learner.trainable_variables]
+        )
     after = {part: values(variables[:1]) for part, variables in learner.parts().items()}
     return {part: after[part][0] - old[0] for part, old in before.items() if old}
 
@@ -73,13 +78,21 @@ def test_rates_decay_and_clipping_are_those_of_the_flags():
         np.testing.assert_allclose(steps[part], -rate, rtol=1e-5)
     tiny = made(weight_decay=0.25)
     weight = values(tiny.parts()["projection"][:1])[0]
-    np.testing.assert_allclose(moved(tiny)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6)
-    tiny = made(optimizer="adamw", weight_decay=0.25, projection_rate=0.2)  # decoupled, at the rate of the part
+    np.testing.assert_allclose(
+        moved(tiny)["projection"], -0.5 * (1 + 0.25 * weight), rtol=1e-4, atol=1e-6
+    )
+    tiny = made(
+        optimizer="adamw", weight_decay=0.25, projection_rate=0.2
+    )  # decoupled, at the rate of the part
     weight = values(tiny.parts()["projection"][:1])[0]
-    np.testing.assert_allclose(moved(tiny, scale=0.0)["projection"], -0.2 * 0.25 * weight, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(
+        moved(tiny, scale=0.0)["projection"], -0.2 * 0.25 * weight, rtol=1e-4, atol=1e-6
+    )
     tiny = made(clip_norm=0.5)
     size = sum(int(np.prod(variable.shape)) for variable in tiny.trainable_variables)
-    np.testing.assert_allclose(moved(tiny, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3)
+    np.testing.assert_allclose(
+        moved(tiny, scale=100.0)["projection"], -0.25 / np.sqrt(size), rtol=1e-3
+    )
     frozen = made(backbone_rate=0.0)
     assert frozen.parts()["backbone"] == []
     assert frozen.embedder.backbone.trainable is False
@@ -110,7 +123,9 @@ def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
 
 @pytest.mark.parametrize("flag", ["images_per_class", "batch_size", "classes_per_batch"])
 def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(flag):
-    settings = DataSettings(**{"sampling": "shuffle" if flag == "batch_size" else "class_balanced", flag: 1})
+    settings = DataSettings(
+        **{"sampling": "shuffle" if flag == "batch_size" else "class_balanced", flag: 1}
+    )
     with pytest.raises(UserError, match=f"--{flag}=1: contrastive"):
         build.check_pairs(settings, [MetricLoss(ContrastiveLoss(), name="contrastive")])
 
@@ -125,8 +140,15 @@ def learner(embedding_dim=4, classes=3, objective=None, backbone="conv4"):
 
 def same_parts(one, other):
     """The parts whose weights are equal in both."""
-    sides = [{part: values(weights) for part, weights in checkpoints.parts(each).items()} for each in (one, other)]
-    shared = [part for part, weights in sides[0].items() if weights and len(weights) == len(sides[1].get(part, []))]
+    sides = [
+        {part: values(weights) for part, weights in checkpoints.parts(each).items()}
+        for each in (one, other)
+    ]
+    shared = [
+        part
+        for part, weights in sides[0].items()
+        if weights and len(weights) == len(sides[1].get(part, []))
+    ]
     return {part for part in shared if all(map(np.array_equal, sides[0][part], sides[1][part]))}
 
 
@@ -155,7 +177,9 @@ ALL = {"backbone", "projection", "objective am_softmax"}
         ("", {"objective": ContrastiveLoss()}, {"backbone", "projection"}),
     ],
 )
-def test_the_parts_of_a_run_that_are_alike_are_taken_over_and_the_others_stay_new(name, changes, taken, old):
+def test_the_parts_of_a_run_that_are_alike_are_taken_over_and_the_others_stay_new(
+    name, changes, taken, old
+):
     new = learner(**changes)
     assert same_parts(old[0], new) == set()
     start_from(str(old[1].path / name), new)
@@ -165,7 +189,9 @@ def test_the_parts_of_a_run_that_are_alike_are_taken_over_and_the_others_stay_ne
 
 def test_another_backbone_and_what_is_no_run_are_refused_and_nothing_changes(old, tmp_path):
     (tmp_path / "note.txt").write_text("mine")
-    (tmp_path / "half.npz").write_bytes((old[1].checkpoints / "step-00000003.npz").read_bytes()[:1000])
+    (tmp_path / "half.npz").write_bytes(
+        (old[1].checkpoints / "step-00000003.npz").read_bytes()[:1000]
+    )
     new = learner(backbone=resolve("conv4", 16, width=8))
     before = values(new.weights)
     for path, says in (
@@ -185,7 +211,9 @@ class ClassMeans(Objective):
     calibrates_on = "projection"
 
     def build_from(self, shapes):
-        self.means = self.add_weight(shape=(3, shapes["projection"][-1]), trainable=False, name="means")
+        self.means = self.add_weight(
+            shape=(3, shapes["projection"][-1]), trainable=False, name="means"
+        )
 
     def calibrate(self, features, labels):
         self.means.assign(np.stack([features[labels == c].mean(0) for c in range(3)]))

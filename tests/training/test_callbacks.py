@@ -37,7 +37,9 @@ def test_a_deferred_signal_waits_for_the_next_check():
 
 def test_a_signal_to_one_of_several_workers_is_one_to_all(monkeypatch):
     received = [0, signal.SIGTERM, 0]
-    monkeypatch.setattr(Processes, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0]))
+    monkeypatch.setattr(
+        Processes, "gather", lambda self, rows: np.array([*received[: self.index], *rows, 0])
+    )
     last = Interruption()
     last.agree(Processes(2, ("host",) * 3))
     assert last.received == signal.SIGTERM

@@ -26,7 +26,9 @@ def trained(epochs):
 
 
 def arrays(learner):
-    return [keras.ops.convert_to_numpy(v) for v in [*learner.variables, *learner.optimizer.variables]]
+    return [
+        keras.ops.convert_to_numpy(v) for v in [*learner.variables, *learner.optimizer.variables]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,9 @@ def saved_twice(tmp_path_factory):
 
 def test_a_checkpoint_restores_weights_statistics_and_optimizer(tmp_path):
     saved = trained(epochs=3)
-    state = TrainingState(3, [{"epoch": 0, "test": {"recall@1": 0.5}}], neighbors=[[1, 2], [0, 2], [-1, -1]])
+    state = TrainingState(
+        3, [{"epoch": 0, "test": {"recall@1": 0.5}}], neighbors=[[1, 2], [0, 2], [-1, -1]]
+    )
     checkpoints.save(tmp_path, saved, state)
     fresh = trained(epochs=1)
     assert checkpoints.restore_latest(tmp_path, fresh) == state
@@ -52,7 +56,10 @@ def test_only_the_newest_stay(saved_twice, tmp_path):
     for step in (9, 10, 100):
         checkpoints.save(tmp_path, saved_twice[0], TrainingState(step, []), keep=2)
     (tmp_path / "step-00000010 (copy).npz").touch()
-    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == ["step-00000010.npz", "step-00000100.npz"]
+    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+        "step-00000010.npz",
+        "step-00000100.npz",
+    ]
 
 
 def damage(path, how):
@@ -89,13 +96,17 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(saved_twice, tmp_path, monkey
 
     monkeypatch.setattr(np.lib.format, "write_array", half)
     for step in (2, 3):
-        with pytest.raises(UserError, match=f"step-0000000{step}.npz cannot be written: the disk is full"):
+        with pytest.raises(
+            UserError, match=f"step-0000000{step}.npz cannot be written: the disk is full"
+        ):
             checkpoints.save(tmp_path, learner, TrainingState(step, []))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002.npz"]
     assert checkpoints.restore_latest(tmp_path, learner).step == 2
 
 
-@pytest.mark.parametrize("term", [ContrastiveLoss(), ProxyLoss(AMSoftmaxLoss(), 4)])  # other variables, other sizes
+@pytest.mark.parametrize(
+    "term", [ContrastiveLoss(), ProxyLoss(AMSoftmaxLoss(), 4)]
+)  # other variables, other sizes
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(term, saved_twice, tmp_path):
     checkpoints.save(tmp_path, saved_twice[0], TrainingState(1, []))
     other = MetricLearner(make_embedder(), [term])
@@ -114,10 +125,14 @@ def test_large_variables_are_written_and_restored_where_they_are(tmp_path, monke
     batch = np.zeros((4, 16, 16, 3), np.uint8), np.arange(4)
 
     def with_many_classes():
-        learner = MetricLearner(make_embedder(), [ProxyLoss(AMSoftmaxLoss(), 2_000_000, sample=1e-6)])
+        learner = MetricLearner(
+            make_embedder(), [ProxyLoss(AMSoftmaxLoss(), 2_000_000, sample=1e-6)]
+        )
         learner.build((None, 16, 16, 3))
         learner.compile(optimizer=build_optimizer("adam", learner, 1e-3), run_eagerly=True)
-        learner.train_on_batch(*batch)  # from here on TensorFlow copies the proxies where it reads them
+        learner.train_on_batch(
+            *batch
+        )  # from here on TensorFlow copies the proxies where it reads them
         return learner
 
     saved, fresh = with_many_classes(), with_many_classes()

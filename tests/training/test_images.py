@@ -33,7 +33,9 @@ from tfdml.training.settings import DataSettings
 
 
 def experiment(**changes):
-    settings = Experiment(run_dir="runs/any", dataset="glyphs", image_size=28, resize=32, backbone="conv4", flip=False)
+    settings = Experiment(
+        run_dir="runs/any", dataset="glyphs", image_size=28, resize=32, backbone="conv4", flip=False
+    )
     return dataclasses.replace(settings, **changes)
 
 
@@ -46,7 +48,10 @@ def test_stratified_classes_are_one_of_each_size():
         seen, held_out = split_training_classes(train, 0.25, seed, "stratified")
         assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
         found = sorted(sizes[held_out.classes // 7])
-        assert all(low <= size <= high for size, low, high in zip(found, (3, 9, 49), (4, 10, 52), strict=True))
+        assert all(
+            low <= size <= high
+            for size, low, high in zip(found, (3, 9, 49), (4, 10, 52), strict=True)
+        )
         drawn |= set(held_out.classes)
     assert len(drawn) == 12
 
@@ -65,22 +70,32 @@ def test_images_of_a_run_are_told_from_others():
 
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize(
-    "objectives", ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)"]
+    "objectives",
+    ["rank_mi", "triplet(mining=distance_weighted) + horde(loss=am_softmax, orders=3, dim=16)"],
 )
 def test_objectives_are_tried_without_a_trace(objectives):
     settings = experiment(objectives=objectives)
     first, second = (learner(settings, 5) for _ in range(2))
     assert len(first.variables) == len(second.variables)
     for metric in first.metrics:
-        assert metric.name == "loss" or not np.any([np.asarray(variable) for variable in metric.variables])
+        assert metric.name == "loss" or not np.any(
+            [np.asarray(variable) for variable in metric.variables]
+        )
     for one, other in zip(first.variables, second.variables, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 def test_the_views_of_the_flags():
-    flags = {"augmentation": "multi_resolution", "policy": "0.5 * blur", "resize_mode": "squash", "resize": 40}
+    flags = {
+        "augmentation": "multi_resolution",
+        "policy": "0.5 * blur",
+        "resize_mode": "squash",
+        "resize": 40,
+    }
     policy = Policy((Step("blur", {}, 0.5),))
-    train = TrainTransform("multi_resolution", 40, 28, "squash", scale=(0.08, 1.0), flip=False, policy=policy)
+    train = TrainTransform(
+        "multi_resolution", 40, 28, "squash", scale=(0.08, 1.0), flip=False, policy=policy
+    )
     assert make_transforms(experiment(**flags)) == (train, EvaluationTransform(40, 28, "squash"))
 
 
@@ -99,7 +114,9 @@ NEEDED = 100 * 20 * 20 * 3 + 30 * 16 * 16 * 3
 def test_auto_keeps_what_fits(spare, cache, drawn, kept, monkeypatch):
     monkeypatch.setattr(memory, "memory_to_spare", lambda limit: spare)
     images = np.zeros((100, 40, 40, 3), np.uint8)
-    splits = [ImageDataset(images=images[:count], labels=np.zeros(count, int)) for count in (100, 30)]
+    splits = [
+        ImageDataset(images=images[:count], labels=np.zeros(count, int)) for count in (100, 30)
+    ]
     settings = DataSettings(image_size=16, resize=20, cache=cache)
     transform = TrainTransform("random_crop", 20, 16)
     assert plan_cache(settings, Splits(splits[0], None, splits[1]), transform, drawn).kept == kept
@@ -113,7 +130,15 @@ def made():
 
 
 def batches_of(**settings):
-    return Experiment(**{"run_dir": "none", "classes_per_batch": 4, "images_per_class": 2, "batch_size": 8, **settings})
+    return Experiment(
+        **{
+            "run_dir": "none",
+            "classes_per_batch": 4,
+            "images_per_class": 2,
+            "batch_size": 8,
+            **settings,
+        }
+    )
 
 
 @pytest.mark.parametrize(
@@ -127,7 +152,9 @@ def batches_of(**settings):
         ({"sampling": "whole_classes"}, lambda d: sampling.WholeClassSampler(d.labels, 8, 7)),
         (
             {"sampling": "hierarchical(short_classes=drop)", "classes_per_batch": 3},
-            lambda d: sampling.HierarchicalSampler(d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"),
+            lambda d: sampling.HierarchicalSampler(
+                d.labels, d.super_labels, 3, 2, 1, 7, "proportional", "drop"
+            ),
         ),
     ],
 )
@@ -136,7 +163,10 @@ def test_the_sampler_of_the_flags(settings, expected):
     run = batches_of(seed=7, **settings)
     assert Experiment.from_flags(run.as_flags()) == run
     for step in range(20):
-        assert make_sampler(run, data, run.seed).batch(step).tolist() == expected(data).batch(step).tolist()
+        assert (
+            make_sampler(run, data, run.seed).batch(step).tolist()
+            == expected(data).batch(step).tolist()
+        )
 
 
 @pytest.mark.parametrize("sampling", ["random", "stratified"])
@@ -185,20 +215,33 @@ def test_images_with_texts_and_without_labels_are_measured_by_texts_alone(tmp_pa
 
 
 def test_an_image_with_several_texts_is_measured_once_and_an_empty_text_refused(tmp_path):
-    rows = ["a.jpg,train,x,one", "b.jpg,train,y,one", "c.jpg,test,z,two", "c.jpg,test,z,three", "d.jpg,test,z,two"]
+    rows = [
+        "a.jpg,train,x,one",
+        "b.jpg,train,y,one",
+        "c.jpg,test,z,two",
+        "c.jpg,test,z,three",
+        "d.jpg,test,z,two",
+    ]
     splits = load_splits(with_texts(tmp_path, *rows, columns="path,split,label,text"), seed=0)
     assert [len(splits.test), splits.test.num_classes, len(set(splits.test.names))] == [2, 1, 2]
     assert splits.searched_by_images("test")
     assert splits.views["test"].texts == ["three", "two"]
     with pytest.raises(UserError, match="line 3"):
-        load_splits(with_texts(tmp_path, "a.jpg,train,one", "b.jpg,train, ", "c.jpg,test,two"), seed=0)
+        load_splits(
+            with_texts(tmp_path, "a.jpg,train,one", "b.jpg,train, ", "c.jpg,test,two"), seed=0
+        )
 
 
 def stored(tmp_path, **changes):
     """A file of 12 vectors of 4 classes."""
-    arrays = {"embeddings": np.arange(36, dtype=np.float32).reshape(12, 3), "labels": np.repeat([5, 2, 9, 7], 3)}
+    arrays = {
+        "embeddings": np.arange(36, dtype=np.float32).reshape(12, 3),
+        "labels": np.repeat([5, 2, 9, 7], 3),
+    }
     path = tmp_path / "vectors.npz"
-    np.savez(path, **{name: array for name, array in {**arrays, **changes}.items() if array is not None})
+    np.savez(
+        path, **{name: array for name, array in {**arrays, **changes}.items() if array is not None}
+    )
     return str(path)
 
 
@@ -207,13 +250,20 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
     splits = load_splits(DataSettings(features=path, holdout_classes=0.3), seed=0)
     assert splits.test.classes.tolist() == [7, 9]
     assert splits.train.num_classes == splits.validation.num_classes == 1
-    rows = [int(name) for part in (splits.train, splits.validation, splits.test) for name in part.names]
+    rows = [
+        int(name) for part in (splits.train, splits.validation, splits.test) for name in part.names
+    ]
     assert sorted(rows) == list(range(12))
-    found = np.concatenate([part.images.pixels() for part in (splits.train, splits.validation, splits.test)])
+    found = np.concatenate(
+        [part.images.pixels() for part in (splits.train, splits.validation, splits.test)]
+    )
     np.testing.assert_array_equal(found, np.arange(36, dtype=np.float32).reshape(12, 3)[rows])
     splits = load_splits(DataSettings(features=path, dataset_options="test_fraction=0.25"), seed=0)
     assert (splits.train.num_classes, splits.test.classes.tolist()) == (3, [9])
-    for changes, says in (({"labels": None}, "no labels"), ({"embeddings": np.full((12, 3), np.nan)}, "not finite")):
+    for changes, says in (
+        ({"labels": None}, "no labels"),
+        ({"embeddings": np.full((12, 3), np.nan)}, "not finite"),
+    ):
         with pytest.raises(UserError, match=says):
             load_splits(DataSettings(features=stored(tmp_path, **changes)), seed=0)
 
@@ -238,12 +288,23 @@ def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_pat
 def test_given_pairs_of_stored_vectors_go_by_their_names(tmp_path):
     names = np.array([f"{row}.jpg" for row in range(12)])
     roles = np.array(["train", "test"] * 6)
-    (tmp_path / "pairs.csv").write_text("a,b,similar\n0.jpg,2.jpg,1\n2.jpg,4.jpg,0\n1.jpg,5.jpg,1\n0.jpg,1.jpg,0\n")
-    train, test = vector_splits(stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv").values()
+    (tmp_path / "pairs.csv").write_text(
+        "a,b,similar\n0.jpg,2.jpg,1\n2.jpg,4.jpg,0\n1.jpg,5.jpg,1\n0.jpg,1.jpg,0\n"
+    )
+    train, test = vector_splits(
+        stored(tmp_path, labels=None, roles=roles, names=names), pairs="pairs.csv"
+    ).values()
     assert train.pairs.scored().tolist() == [[0, 1, 1], [1, 2, 0]]
     assert test.pairs.scored().tolist() == [[0, 2, 1]]
     assert (train.num_classes, test.num_classes) == (5, 5)
-    assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [1, 0, 1, 0, 0, 0]
+    assert dataset_protocol(np.zeros((6, 1)), test)["relevance"].matches.tolist() == [
+        1,
+        0,
+        1,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_pairs_and_label_rows_decide_what_belongs_together():

@@ -1,4 +1,5 @@
-"""Training on Keras's JAX backend: equal to TensorFlow, over devices and processes, and after a kill."""
+"""Training on Keras's JAX backend: equal to TensorFlow, over devices and processes, and after a
+kill."""
 
 import os
 import shutil
@@ -86,13 +87,16 @@ run(train.COMMAND, sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of an uninterrupted run; of one killed within its epoch and resumed; of two processes that resume it together."""
+    """Of an uninterrupted run; of one killed within its epoch and resumed; of two processes that
+    resume it together."""
     folder = tmp_path_factory.mktemp("runs")
     environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     train = ("bin/train",)
     for name, flags in (("", RUN), ("drawn ", TOGETHER)):
-        finished(start(*train, *flags, f"--run_dir={folder / f'{name}whole'}", environment=environment))
+        finished(
+            start(*train, *flags, f"--run_dir={folder / f'{name}whole'}", environment=environment)
+        )
         resumed = folder / f"{name}resumed"
         killed = start("-c", KILLED, *flags, f"--run_dir={resumed}", environment=environment)
         out = killed.communicate(timeout=400)[0]
@@ -101,9 +105,17 @@ def folders(tmp_path_factory):
             shutil.copytree(resumed, folder / "together")
         finished(start(*train, "--resume", f"--run_dir={resumed}", environment=environment))
     port = 20000 + os.getpid() % 20000
-    cluster = {"KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}", "KERAS_DISTRIBUTION_NUM_PROCESSES": "2"}
+    cluster = {
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}",
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
+    }
     resume = (*train, "--resume", f"--run_dir={folder / 'together'}")
-    finished(*[start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)}) for i in (0, 1)])
+    finished(
+        *[
+            start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)})
+            for i in (0, 1)
+        ]
+    )
     return folder
 
 
@@ -129,6 +141,8 @@ def test_two_processes_resume_to_the_weights_of_one(folders):
 
 
 def test_what_jax_has_trained_is_exported_by_tensorflow(folders):
-    done = fork_server().run("export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40")
+    done = fork_server().run(
+        "export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40"
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert (folders / "models" / "1" / "saved_model.pb").is_file()

@@ -13,7 +13,8 @@ from tests.training.runs import embedder, records
 # The last epoch counts; with all but a report.
 LAST = [
     *TINY,
-    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8) + am_softmax(sample=0.3)",
+    "--objectives=contrastive + 10 * density + horde(loss=contrastive, orders=2, dim=8) + "
+    "am_softmax(sample=0.3)",
     "--moment_embedder",
     "--steps_per_epoch=4",
     "--checkpoint_steps=2",
@@ -82,7 +83,10 @@ def test_a_run_killed_at_every_moment_ends_as_the_uninterrupted_one(name, runs):
     assert measured(continued) == measured(uninterrupted)
     for old, new in zip(embedder(uninterrupted), embedder(continued), strict=True):
         np.testing.assert_array_equal(old, new)
-    names = [sorted(path.relative_to(run).as_posix() for path in run.rglob("*")) for run in (uninterrupted, continued)]
+    names = [
+        sorted(path.relative_to(run).as_posix() for path in run.rglob("*"))
+        for run in (uninterrupted, continued)
+    ]
     for name in names[0]:
         assert name in names[1] or name.startswith("tensorboard/")
     assert not list(continued.rglob(".*"))

@@ -1,4 +1,5 @@
-"""Optimizers have a rate per part, decay, clip and average as the formulas say, on one device and several."""
+"""Optimizers have a rate per part, decay, clip and average as the formulas say, on one device and
+several."""
 
 import math
 
@@ -13,7 +14,13 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import DensityAdaptivity, ProxyLoss
 from tfdml.training import optimizers
-from tfdml.training.optimizers import OPTIMIZERS, averaged, build_optimizer, rate_schedule, step_schedule
+from tfdml.training.optimizers import (
+    OPTIMIZERS,
+    averaged,
+    build_optimizer,
+    rate_schedule,
+    step_schedule,
+)
 
 
 def make_embedder():
@@ -27,7 +34,12 @@ def make_learner(embedder=None):
     return learner
 
 
-ALL_SETTINGS = {"learning_rates": {"projection": 0.02}, "weight_decay": 0.01, "clip_norm": 0.5, "ema": 0.9}
+ALL_SETTINGS = {
+    "learning_rates": {"projection": 0.02},
+    "weight_decay": 0.01,
+    "clip_norm": 0.5,
+    "ema": 0.9,
+}
 
 
 def trained_on(learner, steps):
@@ -105,7 +117,9 @@ def test_every_step_is_the_formulas(kind, total, part, drops, final, where):
     warm_up, step = int(part * total), int(where * total)
     schedule = rate_schedule(kind, 0.3, total, warm_up, sorted(drops), 0.1, final)
     value = float(schedule(step)) if callable(schedule) else schedule
-    assert value == pytest.approx(reference(kind, 0.3, total, warm_up, drops, 0.1, final, step), rel=1e-4, abs=1e-7)
+    assert value == pytest.approx(
+        reference(kind, 0.3, total, warm_up, drops, 0.1, final, step), rel=1e-4, abs=1e-7
+    )
 
 
 def adam(form, x, gradients, rate, epsilon, decay=0.0, amsgrad=False):
@@ -148,7 +162,9 @@ def walk(optimizer, start, gradients):
 def test_every_step_in_both_forms_is_the_formulas(case, form):
     generator = np.random.default_rng(0)
     start = generator.normal(size=3).astype("float32")
-    gradients = (generator.normal(size=(30, 3)) * [1.0, 1e-2, 1e-3] + [0.0, 0.01, 0.002]).astype("float32")
+    gradients = (generator.normal(size=(30, 3)) * [1.0, 1e-2, 1e-3] + [0.0, 0.01, 0.002]).astype(
+        "float32"
+    )
     # The rate drops to a tenth from the eleventh step on.
     optimizer = CLASSES[form][case == "adamw"](step_schedule(0.02, [10], 0.1), **CASES[case])
     named = {"decay" if key == "weight_decay" else key: value for key, value in CASES[case].items()}
@@ -160,14 +176,18 @@ def test_every_step_in_both_forms_is_the_formulas(case, form):
         return list(adam(form, float(start[i]), gradients[:, i].astype(float), rate, **named))
 
     expected = np.stack([column(i) for i in range(3)], axis=1)
-    np.testing.assert_allclose(list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        list(walk(optimizer, start, gradients)), expected, rtol=2e-5, atol=2e-6
+    )
 
 
 def test_weights_of_which_a_batch_reads_some_rows_train_too():
     """Targets of the classes in the batch: their gradient may be sparse."""
     learner = MetricLearner(make_embedder(), [DensityAdaptivity(num_classes=5, constraint=None)])
     learner.build((None, 16, 16, 3))
-    optimizer = build_optimizer("pytorch_adam", learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0)
+    optimizer = build_optimizer(
+        "pytorch_adam", learner, 0.01, {}, weight_decay=0.001, clip_norm=10.0
+    )
     learner.compile(optimizer, run_eagerly=True)
     trained_on(learner, range(2))
     targets = keras.ops.convert_to_numpy(learner.objectives[0].target_density)

@@ -16,7 +16,8 @@ def test_on_glyphs(tmp_path):
         backbone="conv4(width=32)",
         batch_norm="train",
         embedding_dim=64,
-        # From scratch, pairs take hold within a few hundred steps; proxies of hundreds of classes need more.
+        # From scratch, pairs take hold within a few hundred steps; proxies of hundreds of classes
+        # need more.
         objectives="contrastive",
         classes_per_batch=25,
         images_per_class=4,

@@ -16,7 +16,9 @@ from tfdml.training.workers import Processes
 
 
 def history(*values):
-    return [{"epoch": i, "validation": {} if v is None else {"map@r": v}} for i, v in enumerate(values)]
+    return [
+        {"epoch": i, "validation": {} if v is None else {"map@r": v}} for i, v in enumerate(values)
+    ]
 
 
 def test_the_first_of_the_best_that_were_measured_wins_and_no_training_does_not():
@@ -75,4 +77,11 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     assert set(workers[0].each_epoch(learner, 0)) == {"test"}
     assert workers[1].each_epoch(learner, 0) == {}
     workers[0].settings = runs.experiment("runs/any", ks="1", epochs=5, evaluate_every=2)
-    assert [bool(workers[0].each_epoch(learner, epoch)) for epoch in range(6)] == [True, False, True, False, True, True]
+    assert [bool(workers[0].each_epoch(learner, epoch)) for epoch in range(6)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]

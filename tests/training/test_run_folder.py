@@ -18,30 +18,47 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
     busy = pytest.raises(UserError, match="another process is writing into it")
     with folder.created(settings), busy, RunFolder(tmp_path / "run").created(settings):
         pass
-    with pytest.raises(UserError, match="exists already"), RunFolder(tmp_path / "run").created(settings):
+    with (
+        pytest.raises(UserError, match="exists already"),
+        RunFolder(tmp_path / "run").created(settings),
+    ):
         pass
 
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     folder = RunFolder(tmp_path / "run")
-    left = [folder.path / ".partial-999999-flags.txt", folder.checkpoints / f".partial-{os.getpid()}-step-1.npz"]
+    left = [
+        folder.path / ".partial-999999-flags.txt",
+        folder.checkpoints / f".partial-{os.getpid()}-step-1.npz",
+    ]
     for path in left:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     (folder.path / "mine.txt").touch()
-    # What other commands write below the run: an export that was killed, an evaluation that is at work.
-    others = [folder.path / "models" / ".partial-999999-x0f3a", folder.path / f".partial-{os.getppid()}-test.json"]
+    # What other commands write below the run: an export that was killed, an evaluation that is at
+    # work.
+    others = [
+        folder.path / "models" / ".partial-999999-x0f3a",
+        folder.path / f".partial-{os.getppid()}-test.json",
+    ]
     others[0].mkdir(parents=True)
     others[1].touch()
     with folder.locked():
         assert not any(path.exists() for path in left)
     assert all(path.exists() for path in others)
-    assert {path.name for path in folder.path.iterdir()} == {"checkpoints", "mine.txt", "models", others[1].name}
+    assert {path.name for path in folder.path.iterdir()} == {
+        "checkpoints",
+        "mine.txt",
+        "models",
+        others[1].name,
+    }
 
 
 def test_other_data_is_refused_and_another_machine_is_told_of(tmp_path, monkeypatch):
     said = []
-    monkeypatch.setattr(run_folder.logging, "warning", lambda text, *values: said.append(text % values))
+    monkeypatch.setattr(
+        run_folder.logging, "warning", lambda text, *values: said.append(text % values)
+    )
     folder = RunFolder(tmp_path)
     folder.describe(DATA, ["CPU:0"])
     folder.describe(DATA, ["CPU:0"])

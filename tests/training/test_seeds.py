@@ -65,7 +65,9 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path,
     folder = tmp_path / "both"
     with monkeypatch.context() as patch:
         signal_at(patch, 2, signal.SIGTERM)
-        with pytest.raises(Interrupted, match=r"0 of 2 seeds have ended; continue with --run_dir=\S*both --resume"):
+        with pytest.raises(
+            Interrupted, match=r"0 of 2 seeds have ended; continue with --run_dir=\S*both --resume"
+        ):
             train(folder, seeds="2")
     # Of the first seed the training has ended, then the second one has begun.
     for name in (f"step-{EPOCHS * STEPS:08d}.npz", "data.json"):
@@ -83,14 +85,19 @@ def test_stopped_and_killed_it_ends_as_one_that_was_not(uninterrupted, tmp_path,
 @pytest.mark.slow
 def test_a_finished_one_is_left_as_it_is(uninterrupted):
     before = times(uninterrupted)
-    assert train(uninterrupted, resume=True, seeds="2", report=True)["metrics"] == result(uninterrupted)["metrics"]
+    assert (
+        train(uninterrupted, resume=True, seeds="2", report=True)["metrics"]
+        == result(uninterrupted)["metrics"]
+    )
     assert times(uninterrupted) == before
     with pytest.raises(UserError, match="--seeds=2"):
         train(uninterrupted, resume=True, seeds="0,1", report=True)
 
 
 @pytest.mark.slow
-def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tmp_path, monkeypatch):
+def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(
+    tmp_path, monkeypatch
+):
     def load_splits(settings, seed, *_):
         train, validation = split_training_classes(SPLITS.train, *settings.held_out(seed))
         return Splits(train.contiguous(), validation, SPLITS.test)
@@ -100,15 +107,28 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(tm
     of_all = train(tmp_path / "two", folds=2, selection="validation", report=True)
     folders = [tmp_path / "two" / f"fold_{part}" for part in (1, 2)]
     assert [row["run"] for row in of_all["runs"]] == ["fold_1", "fold_2"]
-    assert [read_run(folder).flags["holdout_sampling"] for folder in folders] == ["random(part=1)", "random(part=2)"]
+    assert [read_run(folder).flags["holdout_sampling"] for folder in folders] == [
+        "random(part=1)",
+        "random(part=2)",
+    ]
     view = make_transforms(experiment(tmp_path / "two", folds=2))[1]
     embedders = [keras.saving.load_model(folder / "embedder.keras") for folder in folders]
-    embedded = [tfdml.evaluation.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders]
+    embedded = [
+        tfdml.evaluation.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders
+    ]
     similar = sum(one @ one.T for one in embedded)
     np.fill_diagonal(similar, -np.inf)
     hits = SPLITS.test.labels[similar.argmax(axis=1)] == SPLITS.test.labels
     assert of_all["metrics_together"][RECALL] == pytest.approx(hits.mean(), abs=1e-9)
-    assert len({one["metrics"]["map@r"] for one in (*of_all["runs"], {"metrics": of_all["metrics_together"]})}) == 3
+    assert (
+        len(
+            {
+                one["metrics"]["map@r"]
+                for one in (*of_all["runs"], {"metrics": of_all["metrics_together"]})
+            }
+        )
+        == 3
+    )
     assert (tmp_path / "two" / "report" / "index.html").is_file()
 
 
@@ -119,7 +139,10 @@ def test_which_seeds():
     assert seeds("") == ()
     assert seeds("2", seed=5) == (5, 6)
     assert seeds("7,0, 3") == (7, 0, 3)
-    assert runs_of(experiment("runs/a", seeds="2"))[1].as_flags() == experiment("runs/a/seed_1", seed=1).as_flags()
+    assert (
+        runs_of(experiment("runs/a", seeds="2"))[1].as_flags()
+        == experiment("runs/a/seed_1", seed=1).as_flags()
+    )
     for wrong in ("1", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}"):
         with pytest.raises(UserError, match="--seeds="):
             seeds(wrong)

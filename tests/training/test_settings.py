@@ -1,4 +1,5 @@
-"""The settings of each stage: which fields they hold, what they refuse, and that they are those of the experiment."""
+"""The settings of each stage: which fields they hold, what they refuse, and that they are those of
+the experiment."""
 
 import dataclasses
 
@@ -29,7 +30,9 @@ def names(settings):
 def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it_again():
     assert names(Experiment) == [name for stage in STAGES for name in names(stage)]
     assert all(meanings(Experiment)[name].endswith(".") for name in names(Experiment))
-    experiment = Experiment(run_dir="a b", objectives="am_softmax + 0.4 * jrs", learning_rate=3e-5, imports="keras")
+    experiment = Experiment(
+        run_dir="a b", objectives="am_softmax + 0.4 * jrs", learning_rate=3e-5, imports="keras"
+    )
     assert Experiment.from_flags(experiment.as_flags()) == experiment
     assert "--import=keras\n" in experiment.as_flags()
 
@@ -43,7 +46,11 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
         (DataSettings, {"holdout_sampling": "random(part=-1)"}, "--holdout_sampling"),
         (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer"),
         (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs"),
-        (EvaluationSettings, {"ks": "2", "selection": "test", "selection_metric": "recall@1"}, "--ks"),
+        (
+            EvaluationSettings,
+            {"ks": "2", "selection": "test", "selection_metric": "recall@1"},
+            "--ks",
+        ),
         (EvaluationSettings, {"selection_metric": "map@q"}, "--selection_metric"),
         (RunSettings, {}, "--run_dir"),
         (RunSettings, {"log_to": "sql://me:secret@host/runs"}, "--log_to=sql://host/runs"),
@@ -51,7 +58,10 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
     ],
 )
 def test_each_stage_refuses_its_own_mistakes_and_so_does_the_experiment(stage, given, names):
-    for kind, settings in ((stage, given), (Experiment, given if stage is RunSettings else {"run_dir": "a", **given})):
+    for kind, settings in (
+        (stage, given),
+        (Experiment, given if stage is RunSettings else {"run_dir": "a", **given}),
+    ):
         with pytest.raises(UserError, match=names):
             kind(**settings)
 
@@ -64,7 +74,11 @@ def test_a_recipe_fills_in_what_is_not_given(recipe):
     assert Experiment.of_recipe(recipe, run_dir="a") == Experiment(run_dir="a", **found)
     assert Experiment.from_flags(written, run_dir="a") == Experiment(run_dir="a", **found)
     del found["min_steps"], found["epochs"]
-    assert with_recipe(recipe, {"learning_rate": 0.5, "epochs": 3}) == {**found, "learning_rate": 0.5, "epochs": 3}
+    assert with_recipe(recipe, {"learning_rate": 0.5, "epochs": 3}) == {
+        **found,
+        "learning_rate": 0.5,
+        "epochs": 3,
+    }
 
 
 @pytest.mark.parametrize(

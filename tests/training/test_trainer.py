@@ -11,7 +11,15 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS, train
-from tests.training.stopping import Killed, assert_alike, finished, make_quick, signal_at, times, train_until
+from tests.training.stopping import (
+    Killed,
+    assert_alike,
+    finished,
+    make_quick,
+    signal_at,
+    times,
+    train_until,
+)
 from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
@@ -31,12 +39,16 @@ def _quick(monkeypatch):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The folder of a run that was never stopped."""
-    return finished(tmp_path_factory.mktemp("runs") / "uninterrupted", report=True, checkpoint_steps=1)
+    return finished(
+        tmp_path_factory.mktemp("runs") / "uninterrupted", report=True, checkpoint_steps=1
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, uninterrupted, tmp_path, monkeypatch):
+def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(
+    number, status, uninterrupted, tmp_path, monkeypatch
+):
     # A step within an epoch, and the last step of one.
     step = {signal.SIGTERM: STEPS + 1, signal.SIGINT: STEPS}[number]
     folder = tmp_path / "run"
@@ -57,7 +69,9 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(number, status, unin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["signal", "kill"])
-def test_a_signal_or_a_kill_in_an_epochs_evaluation_loses_nothing(end, uninterrupted, tmp_path, monkeypatch):
+def test_a_signal_or_a_kill_in_an_epochs_evaluation_loses_nothing(
+    end, uninterrupted, tmp_path, monkeypatch
+):
     folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
 
     def ended(self, learner, epoch):
@@ -72,7 +86,9 @@ def test_a_signal_or_a_kill_in_an_epochs_evaluation_loses_nothing(end, uninterru
         with pytest.raises(Killed if end == "kill" else Interrupted):
             train(folder)
     assert checkpoints.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{STEPS:08d}.npz"
-    assert [record["epoch"] for record in runs.records(folder)] == ([0] if end == "kill" else [0, 1])
+    assert [record["epoch"] for record in runs.records(folder)] == (
+        [0] if end == "kill" else [0, 1]
+    )
     train(folder, resume=True)
     assert_alike(folder, uninterrupted)
 
@@ -85,7 +101,9 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
         found = measure(self, embeddings, name, *options, **more)
         if name == "validation":
             seen.append(name)
-            found["map@r"] = (0.9, 0.5, 0.5, 0.3)[len(seen) - 1]  # before training, and of three epochs
+            found["map@r"] = (0.9, 0.5, 0.5, 0.3)[
+                len(seen) - 1
+            ]  # before training, and of three epochs
         return found
 
     monkeypatch.setattr(Evaluator, "measure", measured)
@@ -100,13 +118,19 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
         assert result["metrics"][name] == pytest.approx(value)
     assert history[1]["map@r"] != history[3]["map@r"]
     # The embedder is that of the checkpoint, whatever a later epoch has left.
-    selected = checkpoints.read(checkpoints.list_checkpoints(folder / "checkpoints")[-1])[1].selected
+    selected = checkpoints.read(checkpoints.list_checkpoints(folder / "checkpoints")[-1])[
+        1
+    ].selected
     for one, other in zip(selected, runs.embedder(folder), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 KINDS = {
-    "texts": {"text_backbone": "bytes(length=8, width=4)", "objectives": "clip + contrastive", "clip_norm": 1.0},
+    "texts": {
+        "text_backbone": "bytes(length=8, width=4)",
+        "objectives": "clip + contrastive",
+        "clip_norm": 1.0,
+    },
     "every schedule": {
         "optimizer": "adamw",
         "weight_decay": 0.01,
@@ -116,7 +140,8 @@ KINDS = {
         "ema": 0.9,
         "selection": "validation",
         "holdout_classes": 0.2,
-        # Whose statistics network and its optimizer are resumed, too, and the draws of half of the classes.
+        # Whose statistics network and its optimizer are resumed, too, and the draws of half of the
+        # classes.
         "objectives": "contrastive + rank_mi(hidden=8, depth=1) + am_softmax(sample=0.5)",
         "classes_per_batch": 2,
     },
@@ -153,11 +178,16 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
         np.savez(settings["features"], embeddings=vectors.astype(np.float32), labels=labels)
         monkeypatch.setattr(build, "load_splits", load_splits)
     elif kind == "texts":
-        named = {name: getattr(runs.SPLITS, name).with_class_names() for name in ("train", "validation", "test")}
+        named = {
+            name: getattr(runs.SPLITS, name).with_class_names()
+            for name in ("train", "validation", "test")
+        }
         views = {name: ViewItems.of(named[name]) for name in ("validation", "test")}
         monkeypatch.setattr(runs, "SPLITS", runs.Splits(**named, views=views))
     elif kind == "pairs":
-        splits = {name: paired(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")}
+        splits = {
+            name: paired(getattr(runs.SPLITS, name)) for name in ("train", "validation", "test")
+        }
         monkeypatch.setattr(runs, "SPLITS", runs.Splits(**splits))
     whole, folder = tmp_path / "whole", tmp_path / "run"
     result, history = train(whole, **settings), runs.records(whole)
@@ -165,12 +195,18 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
     train(folder, resume=True, **settings)
     assert_alike(folder, whole)
     if kind == "texts":
-        texts = [keras.saving.load_model(each / "text_embedder.keras").get_weights() for each in (folder, whole)]
+        texts = [
+            keras.saving.load_model(each / "text_embedder.keras").get_weights()
+            for each in (folder, whole)
+        ]
         for one, other in zip(*texts, strict=True):
             np.testing.assert_array_equal(one, other)
     elif kind == "every schedule":
-        # What was measured after the epoch is what is kept of it: the averages, and no trained weight.
-        assert history[result["epoch"]]["test"]["map@r"] == pytest.approx(result["metrics"]["map@r"])
+        # What was measured after the epoch is what is kept of it: the averages, and no trained
+        # weight.
+        assert history[result["epoch"]]["test"]["map@r"] == pytest.approx(
+            result["metrics"]["map@r"]
+        )
         trained = runs.arrays(folder / "checkpoints" / f"step-{EPOCHS * STEPS:08d}.npz")
         kept = np.concatenate([weights.ravel() for weights in runs.embedder(folder)])
         last = [kept[-array.size :] for array in trained.values() if array.ndim == 2]
@@ -185,14 +221,21 @@ def test_a_run_of_any_kind_goes_on_where_it_was_killed(kind, tmp_path, monkeypat
 @pytest.mark.slow
 def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, monkeypatch):
     steps = EPOCHS * STEPS
-    settings = {"epochs": 1, "steps_per_epoch": steps, "checkpoint_steps": steps // 2, "watch_every": 1}
+    settings = {
+        "epochs": 1,
+        "steps_per_epoch": steps,
+        "checkpoint_steps": steps // 2,
+        "watch_every": 1,
+    }
     settings |= {"schedule": "cosine", "ema": 0.9, "dropout": 0.2, "objectives": "am_softmax + jrs"}
     single, together, folder = tmp_path / "single", tmp_path / "together", tmp_path / "run"
     train(single, **settings)
     settings["steps_per_execution"] = steps - 1
     train(together, **settings)
     assert_alike(together, single)
-    assert [sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]] == [3]
+    assert [
+        sample["step"] for sample in json.loads((together / "watch.json").read_text())["samples"]
+    ] == [3]
     settings["steps_per_execution"] = 2
     ended = callbacks.TrainingMonitor.on_train_batch_end
 
@@ -212,7 +255,10 @@ def test_several_steps_an_execution_train_and_resume_as_single_steps(tmp_path, m
         with pytest.raises(Interrupted, match="the checkpoint of step 4 is saved"):
             train(tmp_path / "stopped", **settings)
     with pytest.raises(UserError, match="the run diverged at step 2: "):
-        train(tmp_path / "diverged", **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"})
+        train(
+            tmp_path / "diverged",
+            **settings | {"learning_rate": 1e30, "optimizer": "sgd", "schedule": "step"},
+        )
 
 
 @pytest.mark.slow
@@ -241,7 +287,10 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_p
     assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
     final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
     splits = dataclasses.replace(
-        runs.SPLITS, train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(), test=None, validation=None
+        runs.SPLITS,
+        train=runs.SPLITS.train.join(runs.SPLITS.test).contiguous(),
+        test=None,
+        validation=None,
     )
     monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     result = trainer.train(final).result
@@ -263,8 +312,13 @@ def test_a_diverged_run_tells_how_to_start_again_and_that_works(tmp_path):
     with pytest.raises(UserError, match="the run diverged at step") as diverged:
         train(folder, learning_rate=1e30, optimizer="sgd")
     (advised,) = [word for word in str(diverged.value).split() if word.startswith("--start_from=")]
-    train_until("step-00000000.npz", tmp_path / "next", start_from=advised.removeprefix("--start_from="))
-    old, new = (runs.arrays(run / "checkpoints" / "step-00000000.npz") for run in (folder, tmp_path / "next"))
+    train_until(
+        "step-00000000.npz", tmp_path / "next", start_from=advised.removeprefix("--start_from=")
+    )
+    old, new = (
+        runs.arrays(run / "checkpoints" / "step-00000000.npz")
+        for run in (folder, tmp_path / "next")
+    )
     taken = [name for name in old if name.startswith(("backbone", "projection"))]
     assert taken
     for name in taken:
@@ -279,7 +333,9 @@ NEIGHBORS = {"sampling": "neighbors(anchor_classes=1)", "checkpoint_steps": 1}
 
 
 @pytest.mark.slow
-def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_was_not(tmp_path, monkeypatch):
+def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_was_not(
+    tmp_path, monkeypatch
+):
     embed, batch, seen, embeddings = Evaluator.embed, NeighborSampler.batch, {}, []
 
     def recorded(self, embedder, name, *options, **more):
@@ -289,7 +345,9 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "embed", recorded)
-        patch.setattr(NeighborSampler, "batch", lambda self, step: seen.setdefault(step, batch(self, step)))
+        patch.setattr(
+            NeighborSampler, "batch", lambda self, step: seen.setdefault(step, batch(self, step))
+        )
         train(tmp_path / "uninterrupted", **NEIGHBORS)
     labels = runs.SPLITS.train.labels
     assert len(embeddings) == EPOCHS
@@ -299,7 +357,10 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
         for step in range(epoch * STEPS, (epoch + 1) * STEPS):
             anchor, *others = labels[seen[step]][::2]
             assert others == table[anchor, :3].tolist()
-    assert all(0 <= record["train"]["violations"] <= 1 for record in runs.records(tmp_path / "uninterrupted")[1:])
+    assert all(
+        0 <= record["train"]["violations"] <= 1
+        for record in runs.records(tmp_path / "uninterrupted")[1:]
+    )
     # Before the first search, within its epoch, and before and after the second.
     for phase, step in enumerate((0, 2, STEPS, STEPS + 2)):
         train_until(f"step-{step:08d}.npz", tmp_path / "run", resume=phase > 0, **NEIGHBORS)

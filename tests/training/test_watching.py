@@ -16,7 +16,14 @@ from tests.training.runs import EPOCHS, STEPS
 from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
 from tfdml.training import RunFolder, watching
-from tfdml.training.watching import GradientSampler, Watcher, collapse, gradient_shares, logger_of, spread
+from tfdml.training.watching import (
+    GradientSampler,
+    Watcher,
+    collapse,
+    gradient_shares,
+    logger_of,
+    spread,
+)
 
 OBJECTIVES = "am_softmax + jrs"
 TOTAL = EPOCHS * STEPS
@@ -29,7 +36,9 @@ def _quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory):
-    return finished(tmp_path_factory.mktemp("runs") / "watched", objectives=OBJECTIVES, watch_every=2)
+    return finished(
+        tmp_path_factory.mktemp("runs") / "watched", objectives=OBJECTIVES, watch_every=2
+    )
 
 
 def told(folder):
@@ -72,9 +81,16 @@ def test_collapse_is_measured_by_the_best_so_far(change, words):
 
 def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
     variances = iter((0.5, 0.01, 0.01, 0.5, 0.01))
-    monkeypatch.setattr(watching, "spread", lambda _: {"variance": next(variances), "effective_rank": 2.0})
-    settings, learner = runs.experiment(tmp_path, watch_every=1), types.SimpleNamespace(steps_per_execution=1)
-    watcher = Watcher(types.SimpleNamespace(experiment=settings, learner=learner, folder=RunFolder(tmp_path)))
+    monkeypatch.setattr(
+        watching, "spread", lambda _: {"variance": next(variances), "effective_rank": 2.0}
+    )
+    settings, learner = (
+        runs.experiment(tmp_path, watch_every=1),
+        types.SimpleNamespace(steps_per_execution=1),
+    )
+    watcher = Watcher(
+        types.SimpleNamespace(experiment=settings, learner=learner, folder=RunFolder(tmp_path))
+    )
     watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))] * 5)
     watcher._sampler = lambda images, labels: ({"terms": {"a": 1.0}}, images)
     writer = tf.summary.create_noop_writer()
@@ -91,7 +107,10 @@ CASES = {
     "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
     "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
     "inner problem": {"objectives": "rank_mi"},
-    "gradient cache": {"objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)", "gradient_cache": 4},
+    "gradient cache": {
+        "objectives": "contrastive + horde(loss=contrastive, orders=2, dim=8)",
+        "gradient_cache": 4,
+    },
     "drawn classes": {"objectives": "am_softmax(sample=0.5) + jrs", "gradient_cache": 4},
     "moving state": {"objectives": "curricular_face"},
 }
@@ -116,12 +135,19 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     logs = learner.train_on_batch(images, labels, return_dict=True)
     for part, members in parts.items():
         if members:
-            moved = sum(((np.array(v, np.float64) - w) ** 2).sum() for v, w in zip(members, old[part], strict=True))
-            assert found["gradient_norm"][part] == pytest.approx(np.sqrt(moved), rel=1e-3, abs=1e-6), part
+            moved = sum(
+                ((np.array(v, np.float64) - w) ** 2).sum()
+                for v, w in zip(members, old[part], strict=True)
+            )
+            assert found["gradient_norm"][part] == pytest.approx(
+                np.sqrt(moved), rel=1e-3, abs=1e-6
+            ), part
     assert set(found["gradient_norm"]) == {part for part, members in parts.items() if members}
     assert sum(found["gradient_share"].values()) == pytest.approx(1, rel=1e-4)
     for objective in learner.objectives:
-        assert found["terms"][objective.name] == pytest.approx(objective.weight * float(logs[objective.name]), rel=1e-4)
+        assert found["terms"][objective.name] == pytest.approx(
+            objective.weight * float(logs[objective.name]), rel=1e-4
+        )
 
 
 @pytest.mark.parametrize(("size", "dim"), [(12, 5), (4, 9)])
@@ -129,12 +155,18 @@ def test_spread_is_that_of_the_covariance(size, dim):
     x = np.random.default_rng(0).normal(size=(size, dim)) * np.arange(1, dim + 1)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     covariance = np.cov(x.T, bias=True)
-    shares = [value / np.trace(covariance) for value in np.linalg.eigvalsh(covariance) if value > 1e-15]
+    shares = [
+        value / np.trace(covariance) for value in np.linalg.eigvalsh(covariance) if value > 1e-15
+    ]
     found = spread(x)
     assert found["variance"] == pytest.approx(np.trace(covariance), rel=1e-9)
-    assert found["effective_rank"] == pytest.approx(math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-6)
+    assert found["effective_rank"] == pytest.approx(
+        math.exp(-sum(p * math.log(p) for p in shares)), rel=1e-6
+    )
     # Of unit vectors half the mean squared distance.
-    assert found["variance"] == pytest.approx(references.matrix(references.squared_distance, x).mean() / 2, rel=1e-6)
+    assert found["variance"] == pytest.approx(
+        references.matrix(references.squared_distance, x).mean() / 2, rel=1e-6
+    )
 
 
 def test_shares_tell_a_conflict_and_gradients_that_cancel_out():

@@ -39,13 +39,18 @@ def test_where_one_is_killed_or_silent_the_others_end_with_one_line(name, saved,
 def test_the_run_ends_as_that_of_one_process(ended, folder):
     assert ended["resumed"]["statuses"] == [0, 0, 0], ended["resumed"]["errors"]
     one, several = folder / "uninterrupted", folder / "several"
-    expected, found = (runs.arrays(run / "checkpoints" / "step-00000006.npz") for run in (one, several))
+    expected, found = (
+        runs.arrays(run / "checkpoints" / "step-00000006.npz") for run in (one, several)
+    )
     assert set(found) == set(expected)
     for name, value in expected.items():
         # Means over a replica's pairs are reported of each replica's own.
         if not name.startswith("metrics/"):
             assert_close(found[name], value, 1e-5, floor=1e-6 * max(1e-3, np.abs(value).max()))
-    neighbors = [checkpoints.read(run / "checkpoints" / "step-00000006.npz")[1].neighbors for run in (one, several)]
+    neighbors = [
+        checkpoints.read(run / "checkpoints" / "step-00000006.npz")[1].neighbors
+        for run in (one, several)
+    ]
     assert neighbors[0] == neighbors[1]
     assert neighbors[0]
     for wanted, record in zip(runs.records(one), runs.records(several), strict=True):
@@ -55,7 +60,10 @@ def test_the_run_ends_as_that_of_one_process(ended, folder):
 
 
 def test_only_the_chief_writes(ended, folder):
-    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["several", "uninterrupted"]
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == [
+        "several",
+        "uninterrupted",
+    ]
     assert (folder / "several" / "result.json").is_file()
     samples = json.loads((folder / "several" / "watch.json").read_text())["samples"]
     # Of a batch of 12 images the chief looks at a third.

@@ -12,12 +12,18 @@ from tfdml.errors import UserError
 from tfdml.training import trainer
 from tfdml.training.workers import JaxProcesses, Processes, TensorFlowWorkers, check_backend, join
 
-ADDRESSES, COUNT, INDEX = (f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"))
+ADDRESSES, COUNT, INDEX = (
+    f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
+)
 
 
 @pytest.mark.parametrize(
     ("backend", "environment", "says"),
-    [("torch", {}, "torch"), ("jax", {"TF_CONFIG": "{}"}, "TF_CONFIG"), ("tensorflow", {COUNT: "2"}, "is for JAX")],
+    [
+        ("torch", {}, "torch"),
+        ("jax", {"TF_CONFIG": "{}"}, "TF_CONFIG"),
+        ("tensorflow", {COUNT: "2"}, "is for JAX"),
+    ],
 )
 def test_what_means_nothing_on_a_backend_is_refused(backend, environment, says, monkeypatch):
     check_backend()
@@ -59,7 +65,8 @@ def test_the_parts_of_the_processes_are_the_whole(total, count):
 
 
 class _Together(Processes):
-    """One of several processes, which are asked one after another: each gives what the chief gave before."""
+    """One of several processes, which are asked one after another: each gives what the chief gave
+    before."""
 
     sent: ClassVar[list] = []
 
@@ -75,7 +82,11 @@ def test_all_have_what_the_chief_found_or_its_error():
         raise UserError("to be mended")
 
     chief, other = (_Together(index, ("a", "b")) for index in range(2))
-    assert chief.of_chief(lambda: {"found": [1, 2.5]}) == other.of_chief(refuse) == json.loads('{"found": [1, 2.5]}')
+    assert (
+        chief.of_chief(lambda: {"found": [1, 2.5]})
+        == other.of_chief(refuse)
+        == json.loads('{"found": [1, 2.5]}')
+    )
     for process in (chief, other):
         with pytest.raises(UserError, match="to be mended"):
             process.of_chief(refuse)

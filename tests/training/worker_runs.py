@@ -1,9 +1,10 @@
-"""One tiny run of `tfdml train`: by one process; by two workers, one of which is killed, and by two, one of which falls
-silent as one whose cable is pulled; then by three.
+"""One tiny run of `tfdml train`: by one process; by two workers, one of which is killed, and by
+two, one of which falls silent as one whose cable is pulled; then by three.
 
     python -m tests.training.worker_runs FOLDER
 
-Prints, of each time that it was started, how every worker ended, and what each wrote to its streams.
+Prints, of each time that it was started, how every worker ended, and what each wrote to its
+streams.
 """
 
 import json
@@ -76,7 +77,9 @@ def main(folder):
             settings.write_text(runs.experiment(folder / own, **SETTINGS).as_flags())
             flags = [f"--flagfile={settings}", *["--resume"] * goes_on]
             here = signaled if index == 1 else None
-            children.append(worker_processes.fork(_work, folder / f"{name} {index}", flags, here, config=config))
+            children.append(
+                worker_processes.fork(_work, folder / f"{name} {index}", flags, here, config=config)
+            )
         statuses = worker_processes.wait(children[:1])
         if name == "silent":
             os.kill(children[1], signal.SIGKILL)

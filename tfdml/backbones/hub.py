@@ -1,4 +1,5 @@
-"""Presets of KerasHub as backbones: DINOv2, DINOv3, ViT, DeiT, Swin, CLIP, SigLIP, and convolutional networks.
+"""Presets of KerasHub as backbones: DINOv2, DINOv3, ViT, DeiT, Swin, CLIP, SigLIP, and
+convolutional networks.
 
 Of vision transformers the patch tokens are a feature map.
 """
@@ -39,16 +40,19 @@ def require_keras_hub() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    with user_errors(ImportError, f"a `hub:` backbone needs KerasHub ({REASON}): pip install 'tfdml[hub]'"):
+    with user_errors(
+        ImportError, f"a `hub:` backbone needs KerasHub ({REASON}): pip install 'tfdml[hub]'"
+    ):
         return importlib.import_module("keras_hub")
 
 
 class PatchMap(SavedByArguments, keras.layers.Layer):
-    """Tokens to the map of the patches, which lie in a square, row by row: (B, k + h h, c) -> (B, h, h, c).
+    """Tokens to the map of the patches, which lie in a square, row by row: (B, k + h h, c) -> (B,
+    h, h, c).
 
     Args:
-        side: h. Given, since the number of tokens is not always known beforehand (DINOv3), nor always stated right
-            (SigLIP).
+        side: h. Given, since the number of tokens is not always known beforehand (DINOv3), nor
+            always stated right (SigLIP).
         leading: k, how many tokens come before those of the patches.
 
     Example:
@@ -78,13 +82,14 @@ class PatchMap(SavedByArguments, keras.layers.Layer):
 class TokenBackbone(keras.Model):
     """A vision transformer from images to the map of its patches: (B, H, W, 3) -> (B, h, w, c).
 
-    The tokens of the patches, after the network's last normalization, row by row as they lie in the image; class,
-    distillation and register tokens are kept apart. What the network itself makes of a whole image is its class token,
-    or in SigLIP the output of its attention head: `own_pooling` says which (`"cls"`, `"attention"` or `""` for none),
-    and `with_vector` gives it next to the map.
+    The tokens of the patches, after the network's last normalization, row by row as they lie in the
+    image; class, distillation and register tokens are kept apart. What the network itself makes of
+    a whole image is its class token, or in SigLIP the output of its attention head: `own_pooling`
+    says which (`"cls"`, `"attention"` or `""` for none), and `with_vector` gives it next to the
+    map.
 
-    It is a functional model of the network's own layers, so that `tfdml.backbones.cut` works on it; everything passes
-    through the layer `patch_map`.
+    It is a functional model of the network's own layers, so that `tfdml.backbones.cut` works on it;
+    everything passes through the layer `patch_map`.
 
     Args:
         network: A backbone of KerasHub, such as `ViTBackbone`, or its serialized form.
@@ -94,7 +99,8 @@ class TokenBackbone(keras.Model):
 
     Example:
         >>> import keras_hub
-        >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32)
+        >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=1, num_heads=2,
+        ...     hidden_dim=16, mlp_dim=32)
         >>> backbone = TokenBackbone(network)
         >>> backbone.output_shape, backbone.own_pooling
         ((None, 4, 4, 16), 'cls')
@@ -105,11 +111,14 @@ class TokenBackbone(keras.Model):
         network = restore(network)
         family = type(network).__name__
         if family not in _LEADING:
-            raise UserError(f"a `hub:` backbone must be one of {', '.join(sorted(_LEADING))}, not {family}")
+            raise UserError(
+                f"a `hub:` backbone must be one of {', '.join(sorted(_LEADING))}, not {family}"
+            )
         leading = _LEADING[family](network)
         head = getattr(network, "head", None) if family == "SigLIPVisionEncoder" else None
         tokens = network.output if head is None else network.post_layer_norm.output
-        # KerasHub states a token too many for SigLIP, which has no class token; the root does not see it.
+        # KerasHub states a token too many for SigLIP, which has no class token; the root does not
+        # see it.
         side = math.isqrt(tokens.shape[1] - leading)
         # Its own policy, not that of the process that loads it.
         policy = network.dtype_policy
@@ -141,15 +150,24 @@ class TokenBackbone(keras.Model):
         return self.with_both(images, training=training)
 
     def save_own_variables(self, store):
-        """Keep positions that were trained: KerasHub restores DINOv2's from a table that it may not have updated."""
-        tables = {variable.name: variable for variable in self.variables if "position_embeddings" in variable.name}
+        """Keep positions that were trained: KerasHub restores DINOv2's from a table that it may not
+        have updated."""
+        tables = {
+            variable.name: variable
+            for variable in self.variables
+            if "position_embeddings" in variable.name
+        }
         if "interpolated_position_embeddings" in tables:
             tables["position_embeddings"].assign(tables["interpolated_position_embeddings"])
         super().save_own_variables(store)
 
     @override
     def get_config(self):
-        return {"name": self.name, "trainable": self.trainable, "network": json.loads(self._network)}
+        return {
+            "name": self.name,
+            "trainable": self.trainable,
+            "network": json.loads(self._network),
+        }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -179,29 +197,37 @@ def check_preset(name: str) -> None:
         return
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        raise UserError(f"backbone 'hub:{name}': KerasHub has no such preset, and there is no such folder")
+        raise UserError(
+            f"backbone 'hub:{name}': KerasHub has no such preset, and there is no such folder"
+        )
     for file in (_CONFIG, _CONVERTER):
         if not (folder / file).is_file():
-            raise UserError(f"backbone 'hub:{name}': the folder has no {file}; KerasHub's `save_to_preset` writes it")
+            raise UserError(
+                f"backbone 'hub:{name}': the folder has no {file}; KerasHub's `save_to_preset` "
+                "writes it"
+            )
 
 
-def load_preset(name: str, image_size: int) -> tuple[keras.Model, dict[str, list[float]], tuple[str, ...] | None]:
+def load_preset(
+    name: str, image_size: int
+) -> tuple[keras.Model, dict[str, list[float]], tuple[str, ...] | None]:
     """Return a preset's network for images of a size, with its weights.
 
-    At another size than the preset's own, learned positions are interpolated (see `resized`); DINOv3 has rotary
-    positions, and Swin relative ones, which need none.
+    At another size than the preset's own, learned positions are interpolated (see `resized`);
+    DINOv3 has rotary positions, and Swin relative ones, which need none.
 
     Args:
-        name: A preset of KerasHub, such as `dinov2_small`; a handle, `kaggle://...` or `hf://...`; or a folder that
-            `save_to_preset` wrote.
+        name: A preset of KerasHub, such as `dinov2_small`; a handle, `kaggle://...` or `hf://...`;
+            or a folder that `save_to_preset` wrote.
         image_size: S, height and width of the images in pixels.
 
     Returns:
-        The network, (B, S, S, 3) -> (B, h, w, c); the `scale` and `offset` that turn pixels 0-255 into what it
-        expects; and where an attention ensemble can cut it.
+        The network, (B, S, S, 3) -> (B, h, w, c); the `scale` and `offset` that turn pixels 0-255
+        into what it expects; and where an attention ensemble can cut it.
 
     Raises:
-        UserError: It cannot be fetched or read, is of no family that is known here, or cannot take the size.
+        UserError: It cannot be fetched or read, is of no family that is known here, or cannot take
+            the size.
     """
     check_preset(name)
     hub = require_keras_hub()
@@ -223,18 +249,25 @@ def load_preset(name: str, image_size: int) -> tuple[keras.Model, dict[str, list
         network = resized(network, image_size)
     if type(network).__name__ in _LEADING:
         return TokenBackbone(network), scaling, (PATCH_MAP,)
-    if len(network.inputs) != 1 or not hasattr(network.output, "shape") or len(network.output.shape) != 4:
+    if (
+        len(network.inputs) != 1
+        or not hasattr(network.output, "shape")
+        or len(network.output.shape) != 4
+    ):
         families = ", ".join(sorted(_LEADING))
-        raise UserError(f"backbone 'hub:{name}' is a {type(network).__name__}; known are {families}")
+        raise UserError(
+            f"backbone 'hub:{name}' is a {type(network).__name__}; known are {families}"
+        )
     return network, scaling, None
 
 
 class HubTokenizer(SavedByArguments, keras.layers.Layer):
-    """Strings to the `token_ids` and the `padding_mask` of a preprocessor of KerasHub, a dict of (B, T).
+    """Strings to the `token_ids` and the `padding_mask` of a preprocessor of KerasHub, a dict of
+    (B, T).
 
     Args:
-        preprocessor: Of a text backbone, such as `BertTextClassifierPreprocessor`, or of images and texts, such as
-            `CLIPPreprocessor`.
+        preprocessor: Of a text backbone, such as `BertTextClassifierPreprocessor`, or of images and
+            texts, such as `CLIPPreprocessor`.
     """
 
     def __init__(self, preprocessor, **kwargs):
@@ -252,11 +285,13 @@ class HubTokenizer(SavedByArguments, keras.layers.Layer):
 def load_text_preset(name: str, length: int = 0) -> tuple[keras.Model, HubTokenizer]:
     """Return the network of texts of a preset with its weights, and its tokenizer.
 
-    Of CLIP, SigLIP and MetaCLIP 2 it is the text half, from token ids to vectors in the space of the images.
+    Of CLIP, SigLIP and MetaCLIP 2 it is the text half, from token ids to vectors in the space of
+    the images.
 
     Args:
         name: As in `load_preset`.
-        length: How many tokens a text has, those of its start and end included; 0: as many as the preset says.
+        length: How many tokens a text has, those of its start and end included; 0: as many as the
+            preset says.
 
     Raises:
         UserError: It cannot be fetched or read, or has no texts.
@@ -268,13 +303,18 @@ def load_text_preset(name: str, length: int = 0) -> tuple[keras.Model, HubTokeni
         network = hub.models.Backbone.from_preset(path)
         family = type(network).__name__.removesuffix("Backbone")
         kinds = ("Preprocessor", "CausalLMPreprocessor", "TextClassifierPreprocessor")
-        preprocessor = next(getattr(hub.models, family + kind) for kind in kinds if hasattr(hub.models, family + kind))
+        preprocessor = next(
+            getattr(hub.models, family + kind)
+            for kind in kinds
+            if hasattr(hub.models, family + kind)
+        )
         options = {"sequence_length": length} if length else {}
         return text_network(network), HubTokenizer(preprocessor.from_preset(path, **options))
 
 
 def text_network(network: keras.Model) -> keras.Model:
-    """Return the text half of a network of images and texts of KerasHub, (B, T) -> (B, D); any other as it is."""
+    """Return the text half of a network of images and texts of KerasHub, (B, T) -> (B, D); any
+    other as it is."""
     if not hasattr(network, "get_text_embeddings"):
         return network
     tokens = keras.Input((None,), dtype="int32", name="tokens")
@@ -291,37 +331,48 @@ def _scaling(hub: Any, path: str) -> dict[str, list[float]]:
 
     def three(value: Any, default: float) -> list[float]:
         value = default if value is None else value
-        return [float(part) for part in value] if isinstance(value, (list, tuple)) else [float(value)] * 3
+        return (
+            [float(part) for part in value]
+            if isinstance(value, (list, tuple))
+            else [float(value)] * 3
+        )
 
     return {"scale": three(converter.scale, 1.0), "offset": three(converter.offset, 0.0)}
 
 
 def resized(network: keras.Model, image_size: int) -> keras.Model:
-    """Return a network of KerasHub for images of another size, and of today's dtype policy, with the same weights.
+    """Return a network of KerasHub for images of another size, and of today's dtype policy, with
+    the same weights.
 
-    A table of learned positions is interpolated over the patches by cubic convolution, those of class and other tokens
-    stay; at the network's own size every weight keeps its value.
+    A table of learned positions is interpolated over the patches by cubic convolution, those of
+    class and other tokens stay; at the network's own size every weight keeps its value.
 
     Args:
         network: A built backbone of KerasHub.
         image_size: Height and width in pixels.
 
     Raises:
-        UserError: The size is no multiple of the patches', or a weight depends on it and is no table of positions.
+        UserError: The size is no multiple of the patches', or a weight depends on it and is no
+            table of positions.
 
     Example:
         >>> import keras_hub
-        >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=32)
+        >>> network = keras_hub.models.ViTBackbone((32, 32, 3), 8, num_layers=1, num_heads=2,
+        ...     hidden_dim=16, mlp_dim=32)
         >>> resized(network, 48).output_shape  # 36 patches, and the class token
         (None, 37, 16)
 
-    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, sec. 3.2; bicubic as in DINOv2's code.
+    Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021, sec. 3.2; bicubic as in
+    DINOv2's code.
     """
     config = network.get_config()
     patch = _patch(config)
     if image_size % patch:
         near = max(1, round(image_size / patch)) * patch
-        raise UserError(f"`image_size={image_size}`: no multiple of the network's patches of {patch} px; try {near}")
+        raise UserError(
+            f"`image_size={image_size}`: no multiple of the network's patches of {patch} px; try "
+            f"{near}"
+        )
     shape = [image_size, image_size, 3]
     for name in ("image_shape", "position_embedding_shape"):
         if config.get(name) is not None and config[name][0] is not None:
@@ -331,7 +382,9 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
     by_name = {variable.name: variable for variable in network.variables}
     for old, new in zip(network.variables, made.variables, strict=True):
         if new.name == "interpolated_position_embeddings":
-            old = by_name["position_embeddings"]  # DINOv2 keeps the table that was trained next to the one in use
+            old = by_name[
+                "position_embeddings"
+            ]  # DINOv2 keeps the table that was trained next to the one in use
         if tuple(old.shape) == tuple(new.shape):
             new.assign(old)
         elif any(part in _POSITIONS for part in new.path.split("/")):
@@ -339,9 +392,14 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
             antialias = bool(config.get("antialias_in_interpolation", False))
             new.assign(interpolate_positions(old, new.shape, patches, antialias))
         elif new.name == "position_ids":
-            new.assign(ops.reshape(ops.arange(new.shape[-1]), new.shape))  # CLIP's are zero but in its presets
+            new.assign(
+                ops.reshape(ops.arange(new.shape[-1]), new.shape)
+            )  # CLIP's are zero but in its presets
         else:
-            raise UserError(f"`image_size={image_size}`: {new.path} is {tuple(new.shape)}, as it is {tuple(old.shape)}")
+            raise UserError(
+                f"`image_size={image_size}`: {new.path} is {tuple(new.shape)}, as it is "
+                f"{tuple(old.shape)}"
+            )
     return made
 
 
@@ -351,10 +409,12 @@ def _patch(config: dict[str, Any]) -> int:
 
 
 def interpolate_positions(table, shape, patches: int, antialias: bool = False):
-    """Return a table of positions for another number of patches, by cubic convolution over their square.
+    """Return a table of positions for another number of patches, by cubic convolution over their
+    square.
 
     Args:
-        table: (..., k + n, c), with k rows of tokens that are no patches before those of the patches, row by row.
+        table: (..., k + n, c), with k rows of tokens that are no patches before those of the
+            patches, row by row.
         shape: (..., k + `patches`, c).
         patches: How many there are to be.
         antialias: Whether it is smoothed where it gets smaller.
@@ -366,5 +426,9 @@ def interpolate_positions(table, shape, patches: int, antialias: bool = False):
     rows = ops.reshape(ops.convert_to_tensor(table), (-1, width))
     old, new = math.isqrt(rows.shape[0] - leading), math.isqrt(patches)
     grid = ops.reshape(rows[leading:], (1, old, old, width))
-    grid = ops.image.resize(grid, (new, new), interpolation="bicubic", antialias=antialias, data_format="channels_last")
-    return ops.reshape(ops.concatenate([rows[:leading], ops.reshape(grid, (-1, width))], axis=0), shape)
+    grid = ops.image.resize(
+        grid, (new, new), interpolation="bicubic", antialias=antialias, data_format="channels_last"
+    )
+    return ops.reshape(
+        ops.concatenate([rows[:leading], ops.reshape(grid, (-1, width))], axis=0), shape
+    )

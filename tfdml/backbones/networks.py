@@ -1,4 +1,5 @@
-"""Networks that keras.applications lacks: conv4, GoogLeNet, BN-Inception, torchvision's ResNet-50; and their halves."""
+"""Networks that keras.applications lacks: conv4, GoogLeNet, BN-Inception, torchvision's ResNet-50;
+and their halves."""
 
 import difflib
 
@@ -10,7 +11,8 @@ from tfdml.workarounds import producer_of
 
 
 def conv4(input_shape=(None, None, 3), width: int = 64, name: str = "conv4") -> keras.Model:
-    """Return the four-block network of the few-shot literature: (B, H, W, 3) -> (B, H/16, W/16, width).
+    """Return the four-block network of the few-shot literature: (B, H, W, 3) -> (B, H/16, W/16,
+    width).
 
     Each block is a 3 x 3 convolution, batch normalization, ReLU and 2 x 2 max pooling.
 
@@ -37,8 +39,9 @@ def conv4(input_shape=(None, None, 3), width: int = 64, name: str = "conv4") -> 
 class _Inception:
     """Convolutions of one Inception network, with or without batch normalization.
 
-    A unit called `prefix`, `suffix` consists of the layers `prefix_suffix` (convolution), `prefix_suffix_bn` if there
-    is normalization, and `prefix_relu_suffix`: the names of the Caffe models with `/` written as `_`.
+    A unit called `prefix`, `suffix` consists of the layers `prefix_suffix` (convolution),
+    `prefix_suffix_bn` if there is normalization, and `prefix_relu_suffix`: the names of the Caffe
+    models with `/` written as `_`.
 
     Args:
         epsilon: Of batch normalization; None for none.
@@ -51,7 +54,9 @@ class _Inception:
 
     def unit(self, x, prefix: str, suffix: str, filters: int, size: int, strides: int = 1):
         """Convolution of odd size, padded by half of it on every side, [normalization,] ReLU."""
-        x = _convolution(x, f"{prefix}_{suffix}", filters, size, strides, self.epsilon, self.use_bias, ending="")
+        x = _convolution(
+            x, f"{prefix}_{suffix}", filters, size, strides, self.epsilon, self.use_bias, ending=""
+        )
         return keras.layers.ReLU(name=f"{prefix}_relu_{suffix.removesuffix('_s2')}")(x)
 
     def chain(self, x, prefix: str, *units: tuple):
@@ -75,19 +80,21 @@ GOOGLENET_MODULES = {
 }
 
 
-def googlenet(input_shape=(None, None, 3), variant: str = "caffe", name: str | None = None) -> keras.Model:
+def googlenet(
+    input_shape=(None, None, 3), variant: str = "caffe", name: str | None = None
+) -> keras.Model:
     """GoogLeNet without its classifiers: (B, H, W, 3) -> (B, H/32, W/32, 1024).
 
-    Layers are called as in the Caffe model, `/` written as `_`: `conv1_7x7_s2`, `pool1_3x3_s2`, `pool1_norm1`,
-    `inception_3a_1x1` ... The concatenation that ends a module has the module's name, `inception_3a` ...
-    `inception_5b`.
+    Layers are called as in the Caffe model, `/` written as `_`: `conv1_7x7_s2`, `pool1_3x3_s2`,
+    `pool1_norm1`, `inception_3a_1x1` ... The concatenation that ends a module has the module's
+    name, `inception_3a` ... `inception_5b`.
 
     Args:
         input_shape: Height, width and channels of the images.
-        variant: `"caffe"`: the network of the paper as BVLC trained it, with biases and local response
-            normalization. `"batch_norm"`: torchvision's, where each convolution has batch normalization (epsilon 1e-3)
-            and no bias, there is no local response normalization, what is called 5x5 has kernels of 3 x 3, and the
-            fourth pooling is 2 x 2.
+        variant: `"caffe"`: the network of the paper as BVLC trained it, with biases and local
+            response normalization. `"batch_norm"`: torchvision's, where each convolution has batch
+            normalization (epsilon 1e-3) and no bias, there is no local response normalization, what
+            is called 5x5 has kernels of 3 x 3, and the fourth pooling is 2 x 2.
         name: The model's name; by default `googlenet` or `googlenet_bn`.
 
     Raises:
@@ -136,7 +143,8 @@ def _googlenet_module(blocks: _Inception, x, prefix: str, channels: tuple[int, .
     return keras.layers.Concatenate(name=prefix)(branches)
 
 
-# Channels of 1x1 (0: none, and a stride of 2); 3x3 reduce, 3x3; double 3x3 reduce, 3x3; pool projection.
+# Channels of 1x1 (0: none, and a stride of 2); 3x3 reduce, 3x3; double 3x3 reduce, 3x3; pool
+# projection.
 BN_INCEPTION_MODULES = {
     "3a": (64, 64, 64, 64, 96, 32),
     "3b": (64, 64, 96, 64, 96, 64),
@@ -154,14 +162,15 @@ BN_INCEPTION_MODULES = {
 def bn_inception(input_shape=(None, None, 3), name: str = "bn_inception") -> keras.Model:
     """BN-Inception without its classifier: (B, H, W, 3) -> (B, H/32, W/32, 1024).
 
-    The Caffe model that was ported to PyTorch as `bninception`, where it takes BGR images minus (104, 117, 128):
-    convolutions with bias, each followed by batch normalization (epsilon 1e-5) and ReLU. Layers are called as there:
-    `conv1_7x7_s2`, `conv1_7x7_s2_bn`, `inception_3a_double_3x3_1` ...; the concatenation that ends a module has the
-    module's name, `inception_3a` ... `inception_5b`. Modules 3c and 4e halve the map.
+    The Caffe model that was ported to PyTorch as `bninception`, where it takes BGR images minus
+    (104, 117, 128): convolutions with bias, each followed by batch normalization (epsilon 1e-5) and
+    ReLU. Layers are called as there: `conv1_7x7_s2`, `conv1_7x7_s2_bn`, `inception_3a_double_3x3_1`
+    ...; the concatenation that ends a module has the module's name, `inception_3a` ...
+    `inception_5b`. Modules 3c and 4e halve the map.
 
-    Where a map of odd size is halved, which the published model cannot (its branches come out unequal; at 299 px for
-    one), the pooling branch gets a window more, so that every image size works. At sizes that the published model
-    takes, 224 and 256 px among them, nothing differs.
+    Where a map of odd size is halved, which the published model cannot (its branches come out
+    unequal; at 299 px for one), the pooling branch gets a window more, so that every image size
+    works. At sizes that the published model takes, 224 and 256 px among them, nothing differs.
 
     Args:
         input_shape: Height, width and channels of the images.
@@ -171,8 +180,8 @@ def bn_inception(input_shape=(None, None, 3), name: str = "bn_inception") -> ker
         >>> bn_inception((224, 224, 3)).output_shape
         (None, 7, 7, 1024)
 
-    Source: Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing Internal Covariate
-    Shift", ICML 2015, fig. 5, with the channels of the published Caffe model.
+    Source: Ioffe and Szegedy, "Batch Normalization: Accelerating Deep Network Training by Reducing
+    Internal Covariate Shift", ICML 2015, fig. 5, with the channels of the published Caffe model.
     """
     blocks = _Inception(epsilon=1e-5)
     x = inputs = keras.Input(input_shape, name="images")
@@ -190,7 +199,9 @@ def _bn_inception_module(blocks: _Inception, x, prefix: str, channels: tuple[int
     point, narrow_reduce, narrow, double_reduce, double, projection = channels
     strides = 1 if point else 2
     branches = [blocks.unit(x, prefix, "1x1", point, 1)] if point else []
-    branches.append(blocks.chain(x, prefix, ("3x3_reduce", narrow_reduce, 1), ("3x3", narrow, 3, strides)))
+    branches.append(
+        blocks.chain(x, prefix, ("3x3_reduce", narrow_reduce, 1), ("3x3", narrow, 3, strides))
+    )
     doubled = [("double_3x3_reduce", double_reduce, 1), ("double_3x3_1", double, 3)]
     branches.append(blocks.chain(x, prefix, *doubled, ("double_3x3_2", double, 3, strides)))
     if strides == 2:
@@ -212,10 +223,11 @@ RESNET50_STAGES = ((3, 64), (4, 128), (6, 256), (3, 512))
 def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> keras.Model:
     """ResNet-50 v1.5 without its classifier: (B, H, W, 3) -> (B, H/32, W/32, 2048).
 
-    The version of torchvision and of most PyTorch checkpoints: the 3 x 3 convolution of a block has its stride. In
-    `keras.applications.ResNet50`, as in Caffe, the first 1 x 1 convolution holds it, so that weights of one are not
-    weights of the other, although every shape agrees. Layers are called as in keras.applications: `conv1_conv`,
-    `conv2_block1_1_conv` ... `conv5_block3_out`. Convolutions have no bias; batch normalization has epsilon 1e-5.
+    The version of torchvision and of most PyTorch checkpoints: the 3 x 3 convolution of a block has
+    its stride. In `keras.applications.ResNet50`, as in Caffe, the first 1 x 1 convolution holds it,
+    so that weights of one are not weights of the other, although every shape agrees. Layers are
+    called as in keras.applications: `conv1_conv`, `conv2_block1_1_conv` ... `conv5_block3_out`.
+    Convolutions have no bias; batch normalization has epsilon 1e-5.
 
     Args:
         input_shape: Height, width and channels of the images.
@@ -225,7 +237,8 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
         >>> resnet50_v1_5((224, 224, 3)).output_shape
         (None, 7, 7, 2048)
 
-    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1, with the stride moved.
+    Source: He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, table 1, with the
+    stride moved.
     """
     x = inputs = keras.Input(input_shape, name="images")
     x = _convolution(x, "conv1", 64, 7, 2)
@@ -250,12 +263,15 @@ def _bottleneck(x, name: str, channels: int, strides: int, project: bool):
 
 
 def _convolution(x, name, filters, size, strides=1, epsilon=1e-5, use_bias=False, ending="_conv"):
-    """Convolution of odd size, padded by half of it on every side, and normalization unless `epsilon` is None."""
+    """Convolution of odd size, padded by half of it on every side, and normalization unless
+    `epsilon` is None."""
     if size > 1 and strides > 1:
         # "same" pads unevenly where the stride meets an even size.
         x = keras.layers.ZeroPadding2D(size // 2, name=f"{name}_pad")(x)
     padding = "same" if strides == 1 else "valid"
-    x = keras.layers.Conv2D(filters, size, strides, padding, use_bias=use_bias, name=f"{name}{ending}")(x)
+    x = keras.layers.Conv2D(
+        filters, size, strides, padding, use_bias=use_bias, name=f"{name}{ending}"
+    )(x)
     if epsilon is None:
         return x
     # PyTorch's default momentum, 0.1, counts the other way round.
@@ -269,13 +285,15 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
 
     Args:
         model: A functional model with one input and one output.
-        at: The name of a layer that everything passes through, such as `inception_4a` or `conv4_block1_out`.
+        at: The name of a layer that everything passes through, such as `inception_4a` or
+            `conv4_block1_out`.
 
     Returns:
         The trunk and the rest.
 
     Raises:
-        ValueError: There is no such layer, something goes past it, or the model is not a functional one.
+        ValueError: There is no such layer, something goes past it, or the model is not a functional
+            one.
 
     Example:
         >>> model = tfdml.backbones.resolve("googlenet", image_size=224).model
@@ -284,14 +302,18 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
         ((None, 14, 14, 480), (None, 7, 7, 1024))
     """
     if not getattr(model, "inputs", None) or len(model.inputs) != 1 or len(model.outputs) != 1:
-        raise ValueError(f"{model.name} cannot be cut: it is no functional model with one input and one output")
+        raise ValueError(
+            f"{model.name} cannot be cut: it is no functional model with one input and one output"
+        )
     names = [layer.name for layer in model.layers]
     if at not in names:
         alike = difflib.get_close_matches(at, names, n=4, cutoff=0.5)
         hint = f"; near: {', '.join(alike)}" if alike else ""
         raise ValueError(f"{model.name} has no layer {at!r} to cut at{hint}")
     made = [tensor for tensor in _walk(model).values() if producer_of(tensor)[0].name == at]
-    if len(made) != 1 or at in [producer_of(end)[0].name for end in (model.inputs[0], model.outputs[0])]:
+    if len(made) != 1 or at in [
+        producer_of(end)[0].name for end in (model.inputs[0], model.outputs[0])
+    ]:
         raise ValueError(f"{model.name} cannot be cut at {at!r}: nothing would be left on one side")
     if model.inputs[0] is _walk(model, without=at).get(id(model.inputs[0])):
         raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it")
@@ -301,7 +323,8 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
 
 
 def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.KerasTensor]:
-    """Return the tensors from which the output is made, by id, not going through the layer `without`."""
+    """Return the tensors from which the output is made, by id, not going through the layer
+    `without`."""
     found: dict[int, keras.KerasTensor] = {}
     waiting = list(model.outputs)
     while waiting:
@@ -309,7 +332,8 @@ def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.Ker
         if id(tensor) in found:
             continue
         found[id(tensor)] = tensor
-        # A layer may have been called in other models too: only the call that made this tensor counts.
+        # A layer may have been called in other models too: only the call that made this tensor
+        # counts.
         operation, inputs = producer_of(tensor)
         if operation.name != without:
             waiting.extend(inputs)

@@ -25,9 +25,10 @@ class Backbone:
 
     Args:
         model: (B, H, W, 3) -> (B, h, w, c).
-        scaling: The mode of `tfdml.layers.InputScaling` that turns pixels 0-255 into what `model` expects.
-        ensemble_cut: The layers between which an attention ensemble's attention network lies, where it is known; one
-            layer where there is none, and the masks come from the map itself.
+        scaling: The mode of `tfdml.layers.InputScaling` that turns pixels 0-255 into what `model`
+            expects.
+        ensemble_cut: The layers between which an attention ensemble's attention network lies, where
+            it is known; one layer where there is none, and the masks come from the map itself.
     """
 
     model: keras.Model
@@ -37,7 +38,8 @@ class Backbone:
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """How a backbone is built: by a function `(input_shape, **options)`, or one of `keras.applications` by its name."""
+    """How a backbone is built: by a function `(input_shape, **options)`, or one of
+    `keras.applications` by its name."""
 
     build: str | Callable[..., Any]
     scaling: str
@@ -51,7 +53,9 @@ class _Entry:
             made = build(include_top=False, input_shape=shape, weights=weights, **options)
         else:
             made = self.build(shape, **options)
-        return made if isinstance(made, Backbone) else Backbone(made, self.scaling, self.ensemble_cut)
+        return (
+            made if isinstance(made, Backbone) else Backbone(made, self.scaling, self.ensemble_cut)
+        )
 
 
 _NO_WEIGHTS = (None, "", "none")
@@ -61,9 +65,14 @@ _GOOGLENET_CUT = ("pool3_3x3_s2", "inception_4e")
 _BACKBONES = {
     "conv4": _Entry(conv4, "tf", ("width",)),
     "googlenet": _Entry(googlenet, "googlenet", ensemble_cut=_GOOGLENET_CUT),
-    # torchvision feeds these weights with pixels of -1 to 1 (its transform_input), not with ImageNet's deviations.
-    "googlenet_bn": _Entry(functools.partial(googlenet, variant="batch_norm"), "tf", ensemble_cut=_GOOGLENET_CUT),
-    "bn_inception": _Entry(bn_inception, "bn_inception", ensemble_cut=("inception_3c", "inception_4d")),
+    # torchvision feeds these weights with pixels of -1 to 1 (its transform_input), not with
+    # ImageNet's deviations.
+    "googlenet_bn": _Entry(
+        functools.partial(googlenet, variant="batch_norm"), "tf", ensemble_cut=_GOOGLENET_CUT
+    ),
+    "bn_inception": _Entry(
+        bn_inception, "bn_inception", ensemble_cut=("inception_3c", "inception_4d")
+    ),
     "resnet50": _Entry("ResNet50", "caffe", ensemble_cut=_RESNET_CUT),
     "resnet50_v1_5": _Entry(resnet50_v1_5, "torch", ensemble_cut=_RESNET_CUT),
     "resnet101": _Entry("ResNet101", "caffe"),
@@ -93,7 +102,8 @@ def names() -> tuple[str, ...]:
 
 
 def check(name: str, weights: str | None = None, **options) -> None:
-    """Refuse what `resolve` would refuse by the names alone: nothing is built, and no weights are read.
+    """Refuse what `resolve` would refuse by the names alone: nothing is built, and no weights are
+    read.
 
     Args:
         name: As in `resolve`.
@@ -119,18 +129,19 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     """Build a backbone by name, with its weights.
 
     Args:
-        name: One of `names()`, with options of its own or without: `mobilenetv2(alpha=0.35)`; case, `-` and `_` do not
-            matter. To add one, register a function `(input_shape, **options)` that returns a network, for pixels from
-            -1 to 1, or a `Backbone`. Or `hub:` and a preset of KerasHub (the extra `hub`):
-            its name, such as `hub:dinov2_small`, or the folder that `save_to_preset` wrote. It comes with its weights.
+        name: One of `names()`, with options of its own or without: `mobilenetv2(alpha=0.35)`; case,
+            `-` and `_` do not matter. To add one, register a function `(input_shape, **options)`
+            that returns a network, for pixels from -1 to 1, or a `Backbone`. Or `hub:` and a preset
+            of KerasHub (the extra `hub`): its name, such as `hub:dinov2_small`, or the folder that
+            `save_to_preset` wrote. It comes with its weights.
         image_size: Height and width of the images in pixels.
-        weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the path of a
-            `.weights.h5` file of the same architecture without its top.
+        weights: `None` or `"none"` (random), `"imagenet"` (fetched by keras.applications), or the
+            path of a `.weights.h5` file of the same architecture without its top.
         **options: The architecture's own, e.g. `alpha=0.35` for MobileNetV2, `width=64` for conv4.
 
     Raises:
-        UserError: Unknown name or option, an image size the network cannot take, or weights that are missing or
-            belong to another architecture.
+        UserError: Unknown name or option, an image size the network cannot take, or weights that
+            are missing or belong to another architecture.
 
     Example:
         >>> backbone = resolve("mobilenetv2(alpha=0.35)", image_size=96)
@@ -142,7 +153,9 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     entry, options = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else local_copy(weights)
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
-    with user_errors(Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"):
+    with user_errors(
+        Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"
+    ):
         shape = (image_size, image_size, 3)
         backbone = entry.make(shape, "imagenet" if weights == "imagenet" else None, options)
     if weights not in (None, "imagenet"):
@@ -153,7 +166,10 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
 def _is_preset(name: str, weights: str | None, options: dict[str, Any]) -> bool:
     """Whether a name is that of a preset of KerasHub, which takes no weights and no options."""
     if name.startswith(PREFIX) and (options or weights not in _NO_WEIGHTS):
-        raise UserError(f"backbone {name!r} comes with its weights and has no options: leave out weights and options")
+        raise UserError(
+            f"backbone {name!r} comes with its weights and has no options: leave out weights and "
+            "options"
+        )
     return name.startswith(PREFIX)
 
 
@@ -174,11 +190,15 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
         # MobileNet would build its narrowest network from a negative alpha without a word.
         if option in ("width", "alpha"):
             with user_errors(ValueError, f"cannot build backbone {name!r}: {REASON}"):
-                integer(option, value, at_least=1) if option == "width" else number(option, value, above=0)
+                integer(option, value, at_least=1) if option == "width" else number(
+                    option, value, above=0
+                )
     if weights in _NO_WEIGHTS:
         return entry, options
     if weights == "imagenet" and not isinstance(entry.build, str):
-        raise UserError(f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file")
+        raise UserError(
+            f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file"
+        )
     if weights != "imagenet" and not os.path.isfile(local_copy(weights)):
         raise UserError(f"`weights`: there is no file {weights}")
     return entry, options
@@ -197,12 +217,17 @@ def load_weights(model: keras.Model, path: str) -> None:
         UserError: The file is not one of Keras weights, or belongs to another architecture.
     """
     # h5py raises whatever the damaged place of a file brings about.
-    damaged = user_errors(Exception, f"`weights`: {path} is not an HDF5 file of Keras weights ({REASON})")
+    damaged = user_errors(
+        Exception, f"`weights`: {path} is not an HDF5 file of Keras weights ({REASON})"
+    )
     with damaged, h5py.File(path, "r") as file:
         arrays: list[tuple] = []
-        file.visititems(lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None)
+        file.visititems(
+            lambda key, item: arrays.append(item.shape) if _is_weight(key, item) else None
+        )
     wanted = [tuple(weight.shape) for weight in model.weights]
-    # Normalization layers and the like keep nothing else in the file, so the multisets of shapes must agree.
+    # Normalization layers and the like keep nothing else in the file, so the multisets of shapes
+    # must agree.
     if sorted(arrays) != sorted(wanted):
         raise UserError(f"`weights`: {path} does not fit {model.name} (another width, or a top?)")
     with user_errors(Exception, f"`weights`: {path} does not fit {model.name}: {REASON}"):

@@ -1,4 +1,5 @@
-"""The command `tfdml`, and its subcommands that need no TensorFlow; the others are imported when they are called."""
+"""The command `tfdml`, and its subcommands that need no TensorFlow; the others are imported when
+they are called."""
 
 from __future__ import annotations
 
@@ -81,7 +82,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _run(name: str, rest: list[str]) -> int:
     if name in ("--help", "-h", "help"):
-        commands = "\n".join(f"  {command:<12}{text}" for command, text in {**STAGES, **OTHERS}.items())
+        commands = "\n".join(
+            f"  {command:<12}{text}" for command, text in {**STAGES, **OTHERS}.items()
+        )
         print(f"usage: tfdml COMMAND [--flag=value ...]\n\n{commands}\n")
         print("tfdml COMMAND --help shows examples and the flags of a command.")
     elif name == "--version":
@@ -89,7 +92,10 @@ def _run(name: str, rest: list[str]) -> int:
     elif name in OTHERS:
         return configs(rest) if name == "configs" else doctor(rest)
     elif name not in STAGES:
-        return _fail("tfdml", f"there is no command {name!r}; {_nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}")
+        return _fail(
+            "tfdml",
+            f"there is no command {name!r}; {_nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}",
+        )
     elif unknown := unknown_flag(rest):
         hint = _nearest(unknown, flag_names(), f"tfdml {name} --help")
         return _fail(name, f"there is no flag --{unknown}; {hint}")
@@ -103,10 +109,17 @@ def _run(name: str, rest: list[str]) -> int:
 
 
 def flag_names() -> set[str]:
-    """Return the names that flags of the commands may have, read from the source: to import it takes seconds."""
-    sources = [path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")]
+    """Return the names that flags of the commands may have, read from the source: to import it
+    takes seconds."""
+    sources = [
+        path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")
+    ]
     pattern = re.compile(r"^    (\w+): \w.*", re.MULTILINE)
-    return {name for text in sources for name in pattern.findall(text)} | {"help", "flagfile", "import"}
+    return {name for text in sources for name in pattern.findall(text)} | {
+        "help",
+        "flagfile",
+        "import",
+    }
 
 
 def unknown_flag(words: Iterable[str]) -> str:
@@ -117,7 +130,8 @@ def unknown_flag(words: Iterable[str]) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], where: str) -> str:
-    """Return the end of a message about an unknown name: the nearest of the known ones, or where they are listed."""
+    """Return the end of a message about an unknown name: the nearest of the known ones, or where
+    they are listed."""
     near = difflib.get_close_matches(name, names, 1)
     return f"did you mean {near[0]}?" if near else f"see {where}"
 
@@ -174,14 +188,18 @@ def doctor(words: Sequence[str]) -> int:
 
     tfdml doctor
 
-    The last line is the verdict. The exit status is 0 where training works, and 1 where it does not.
+    The last line is the verdict. The exit status is 0 where training works, and 1 where it does
+    not.
     """
     if words:
         print(inspect.getdoc(doctor))
         return 0 if words[0] in ("--help", "-h") else 2
     print(f"Python {platform.python_version()}, {platform.platform()}, {os.cpu_count()} CPUs")
     print(
-        ", ".join(f"{name} {version}" for name, version in installed(("tfdml", "tensorflow", "keras", "numpy")).items())
+        ", ".join(
+            f"{name} {version}"
+            for name, version in installed(("tfdml", "tensorflow", "keras", "numpy")).items()
+        )
     )
     faults = _trial()
     print("", *(f"problem: {fault}" for fault in faults), sep="\n")
@@ -190,16 +208,21 @@ def doctor(words: Sequence[str]) -> int:
 
 
 def _trial() -> list[str]:
-    """Train in a process of its own, which may crash where TensorFlow does not fit the processor or the driver."""
+    """Train in a process of its own, which may crash where TensorFlow does not fit the processor or
+    the driver."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     command = [sys.executable, "-c", _TRIAL]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("TRIAL ")]
     if done.returncode or not lines:
-        reason = (done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"])[-1]
+        reason = (
+            done.stderr.strip().splitlines() or [f"the process ended with status {done.returncode}"]
+        )[-1]
         return [f"a training step fails: {reason}"]
     backend, devices, loss = json.loads(lines[0].removeprefix("TRIAL "))
     print(f"  trained with {backend} on {', '.join(devices)}: loss {loss:.4f}")
     if shutil.which("nvidia-smi") and "GPU" not in devices:
-        print("note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'")
+        print(
+            "note: there is an NVIDIA driver, but TensorFlow sees no GPU: pip install 'tfdml[gpu]'"
+        )
     return [] if loss == loss else ["the loss of a training step is not a number"]

@@ -6,14 +6,14 @@
   tfdml audit --embeddings=embeddings/photos --data_dir=photos --out=audits/photos
   tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
 
-Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings they are embedded
-already; --data_dir is then where their names count from. Without images, as with a head and its --features, duplicates
-are a matter of distance alone. An image is marked drop only if it is itself a near-duplicate of one that stays, and
-check where it is less alike.
+Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings
+they are embedded already; --data_dir is then where their names count from. Without images, as with
+a head and its --features, duplicates are a matter of distance alone. An image is marked drop only
+if it is itself a near-duplicate of one that stays, and check where it is less alike.
 
---out gets audit.html; audit.csv, a row for each finding with a suggested action; and images.csv, with the scores of
-all. Change the column action as you like: tfdml train --drop=audit.csv leaves out the images whose action
-is drop.
+--out gets audit.html; audit.csv, a row for each finding with a suggested action; and images.csv,
+with the scores of all. Change the column action as you like: tfdml train --drop=audit.csv leaves
+out the images whose action is drop.
 """
 
 import dataclasses
@@ -47,8 +47,12 @@ _PICTURES = Effect(
     lambda values: bool(values["data_dir"] if values["embeddings"] else not values["features"]),
     "images",
 )
-_VECTORS = Effect(lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir")
-_NETWORK = Effect(lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings")
+_VECTORS = Effect(
+    lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir"
+)
+_NETWORK = Effect(
+    lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,8 @@ class AuditFlags(DataFlags):
     Args:
         embeddings: In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.
         backbone: Without --model: as in tfdml train; no projection follows.
-        weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).
+        weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet
+            (downloaded).
         image_size: Without --model: side of its images in pixels.
         resize: Without --model: as in tfdml train; 0: as --image_size.
         resize_mode: Without --model: as in tfdml train.
@@ -103,7 +108,13 @@ def run_audit(values: Flags) -> None:
     if not (flags.embeddings or flags.model or flags.dataset):
         raise UserError("--dataset is missing")
     name, vectors, table, picture = _stored(flags) if flags.embeddings else _embedded(flags)
-    result = audit(vectors, table, picture, max_distance=flags.max_distance, min_correlation=flags.min_correlation)
+    result = audit(
+        vectors,
+        table,
+        picture,
+        max_distance=flags.max_distance,
+        min_correlation=flags.min_correlation,
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     with partial_folder(out.parent) as folder:
         for file, columns in result.tables().items():
@@ -112,36 +123,66 @@ def run_audit(values: Flags) -> None:
         os.replace(folder, out)
     counts, how = result.counts(), "" if result.by_pixels else ", by distance alone"
     print(f"{name}: {len(table):,} images of {result.num_classes:,} classes")
-    print(f"  {counts['group']:,} groups of near-duplicates, {counts['across class']:,} across classes, ", end="")
+    print(
+        f"  {counts['group']:,} groups of near-duplicates, {counts['across class']:,} across "
+        "classes, ",
+        end="",
+    )
     print(f"{counts['across split']:,} across the split{how}")
     print(f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check")
-    print(f"  {counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers")
+    print(
+        f"  {counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers"
+    )
     print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
 
 
 def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
-    """Return what the images are called, their embeddings, their table, and the images where they are there."""
+    """Return what the images are called, their embeddings, their table, and the images where they
+    are there."""
     selection = data_choice(flags)
     splits = selection.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(selection.directory))
-    if selection.features and read_embeddings(os.path.expanduser(selection.features)).labels is None:
+    if (
+        selection.features
+        and read_embeddings(os.path.expanduser(selection.features)).labels is None
+    ):
         table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if flags.model:
         source = load_source(flags)
         vectors = [source.embed(split, flags.batch_size) for split in splits]
     else:
         size = flags.image_size
-        view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color))
-        weights = os.path.expanduser(flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet"))
-        embedder = Embedder(backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size)
-        vectors = [embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits]
-    pictures = [functools.partial(split.images.picture, row) for split in splits for row in range(len(split))]
-    return selection.name, np.concatenate(vectors), table, None if selection.features else lambda row: pictures[row]()
+        view = EvaluationTransform(
+            flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color)
+        )
+        weights = os.path.expanduser(
+            flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet")
+        )
+        embedder = Embedder(
+            backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size
+        )
+        vectors = [
+            embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits
+        ]
+    pictures = [
+        functools.partial(split.images.picture, row)
+        for split in splits
+        for row in range(len(split))
+    ]
+    return (
+        selection.name,
+        np.concatenate(vectors),
+        table,
+        None if selection.features else lambda row: pictures[row](),
+    )
 
 
 def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
-    stored, base = read_embeddings(os.path.expanduser(flags.embeddings)), os.path.expanduser(flags.data_dir)
+    stored, base = (
+        read_embeddings(os.path.expanduser(flags.embeddings)),
+        os.path.expanduser(flags.data_dir),
+    )
     labels = np.full(len(stored), -1) if stored.labels is None else stored.labels
     roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
     table = ImageTable(stored.names, labels, roles, stored.class_names)

@@ -1,6 +1,7 @@
 """Command lines: their flags, help, and messages that name flags.
 
-And running a command: signals, errors as one line, the exit status, and progress on the error stream.
+And running a command: signals, errors as one line, the exit status, and progress on the error
+stream.
 """
 
 import dataclasses
@@ -25,8 +26,15 @@ from tfdml.training.callbacks import Interruption
 from tfdml.training.settings import Settings, flag_name, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.
-_KINDS: dict[Any, str] = {bool: "bool", int: "integer", float: "float", float | None: "float", str: "string"}
-# In every command: read from a local copy, where they are URLs of a store. Other paths are opened where they are.
+_KINDS: dict[Any, str] = {
+    bool: "bool",
+    int: "integer",
+    float: "float",
+    float | None: "float",
+    str: "string",
+}
+# In every command: read from a local copy, where they are URLs of a store. Other paths are opened
+# where they are.
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
@@ -34,13 +42,15 @@ _Class = TypeVar("_Class")
 
 
 class CommandFlags(Settings):
-    """The flags of a command, or a part of them; a field without a default is a flag that must be given."""
+    """The flags of a command, or a part of them; a field without a default is a flag that must be
+    given."""
 
     stored = False
 
 
 class Flags(flags.FlagValues):
-    """The flags of one command: one for each field of its settings. A flag's value is an attribute, the flag an item.
+    """The flags of one command: one for each field of its settings. A flag's value is an attribute,
+    the flag an item.
 
     Args:
         *classes: Data classes, whose docstrings say what they and their fields mean; see `choice`.
@@ -61,11 +71,18 @@ class Flags(flags.FlagValues):
         super().__init__()
         self.__dict__["effects"] = dict(effects)  # an attribute that is set is a flag
         for each in classes:
-            title = (each.__doc__ or "").partition("\n")[0].rstrip(".")  # under which `--help` lists its flags
+            title = (
+                (each.__doc__ or "").partition("\n")[0].rstrip(".")
+            )  # under which `--help` lists its flags
             place: dict[str, Any] = {"flag_values": self, "module_name": title}
             types, texts = typing.get_type_hints(each), meanings(each)
             for field in dataclasses.fields(each):
-                name, text, kind, rules = flag_name(field.name), texts[field.name], types[field.name], field.metadata
+                name, text, kind, rules = (
+                    flag_name(field.name),
+                    texts[field.name],
+                    types[field.name],
+                    field.metadata,
+                )
                 if "choices" in rules:
                     text += f" One of {', '.join(rules['choices'])}."
                 default = "" if field.default is dataclasses.MISSING else field.default
@@ -104,34 +121,46 @@ class Flags(flags.FlagValues):
         for name in self:
             self[name].unparse()
         for word in words:
-            with user_errors(UnicodeEncodeError, f"{word!r} is not UTF-8 text; rename what it names"):
+            with user_errors(
+                UnicodeEncodeError, f"{word!r} is not UTF-8 text; rename what it names"
+            ):
                 word.encode()
         rest = self(["tfdml", *read_flag_files(words)])[1:]
         if rest:
-            raise UserError(f"unexpected argument {rest[0]!r}: flags are written --name=value (see --help)")
+            raise UserError(
+                f"unexpected argument {rest[0]!r}: flags are written --name=value (see --help)"
+            )
 
 
 class _Paths(flags.MultiFlag):
-    """Paths and patterns: the flag is repeated, or has commas; the name of an existing file may have commas, too."""
+    """Paths and patterns: the flag is repeated, or has commas; the name of an existing file may
+    have commas, too."""
 
     def _parse(self, arguments: Any) -> list[str]:
         texts = super()._parse(arguments)
-        return [path for text in texts for path in ([text] if os.path.exists(text) else text.split(",")) if path]
+        return [
+            path
+            for text in texts
+            for path in ([text] if os.path.exists(text) else text.split(","))
+            if path
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
 class Command:
     """What one subcommand of `tfdml` is.
 
-    A flag without an effect next to the others is an error on the command line. In a flag file, which may be meant for
-    other values of the other flags, it is reset to its default with a warning.
+    A flag without an effect next to the others is an error on the command line. In a flag file,
+    which may be meant for other values of the other flags, it is reset to its default with a
+    warning.
 
     Args:
         name: Its name, put before errors.
         work: Does the work.
         flags: Its flags.
         usage: What `--help` prints before the flags: the docstring of its module.
-        flag_of: The flags whose names are not those of the arguments that they set, by argument: see `as_flags`.
+        flag_of: The flags whose names are not those of the arguments that they set, by argument:
+            see `as_flags`.
         values: The values that conditions are checked with; by default those of the flags.
     """
 
@@ -146,16 +175,23 @@ class Command:
         """Set the flags from a command line without the command; refuse flags without an effect.
 
         Raises:
-            UserError: As `Flags.parse`, or a flag on the command line has no effect next to the others.
+            UserError: As `Flags.parse`, or a flag on the command line has no effect next to the
+                others.
             absl.flags.Error: As `Flags.parse`.
         """
         self.flags.parse(words)
         import_modules(str(self.flags["import"].value))
         for flag in (self.flags[name] for name in _COPIED if name in self.flags):
             value: Any = flag.value
-            flag.value = list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
+            flag.value = (
+                list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
+            )
         # `--data_dir=` is as good as none.
-        present = [name for name in self.flags if self.flags[name].present and self.flags[name].value not in ("", [])]
+        present = [
+            name
+            for name in self.flags
+            if self.flags[name].present and self.flags[name].value not in ("", [])
+        ]
         typed = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
         for name, message in in_vain(self.flags.effects, self.values(self.flags), present).items():
             flag = self.flags[name]
@@ -163,29 +199,37 @@ class Command:
                 raise UserError(message)
             # A run's flags.txt holds every setting.
             if flag.value != flag.default:
-                print(f"{self.name}: warning: in a flag file, and ignored: {message}", file=sys.stderr)
+                print(
+                    f"{self.name}: warning: in a flag file, and ignored: {message}", file=sys.stderr
+                )
             flag.unparse()
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""
-        text = "Read flags from a file, one a line; flags after it override it. It may name others, relative to itself."
+        text = (
+            "Read flags from a file, one a line; flags after it override it. It may name others, "
+            "relative to itself."
+        )
         lines = [(self.usage or "").strip(), "", f"  --flagfile=PATH\n      {text}"]
         for title, group in self.flags.flags_by_module_dict().items():
             lines += ["", f"{title}:"]
             for flag in group:
                 default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-                lines.append(f"  --{'[no]' * flag.boolean}{flag.name}\n      {flag.help.strip()}{default}")
+                lines.append(
+                    f"  --{'[no]' * flag.boolean}{flag.name}\n      {flag.help.strip()}{default}"
+                )
         return "\n".join(lines)
 
     def as_flags(self, message: str) -> str:
         """Return a message with the arguments that it names in backticks written as flags.
 
-        A fifth of the messages of the library name two arguments or more, which an exception with one argument and its
-        value could not carry.
+        A fifth of the messages of the library name two arguments or more, which an exception with
+        one argument and its value could not carry.
 
         Example:
             >>> from tfdml.cli.index import IndexFlags
-            >>> Command("try", print, Flags(IndexFlags), "").as_flags("`truncate_dim=-1` is too small")
+            >>> Command("try", print, Flags(IndexFlags),
+            ...     "").as_flags("`truncate_dim=-1` is too small")
             '--truncate_dim=-1 is too small'
         """
 
@@ -221,8 +265,8 @@ class Formatter(logging.Formatter):
 def run(command: Command, words: Sequence[str]) -> None:
     """Parse the flags, do the command's work, and exit.
 
-    The status is 0; 2 for what the user can mend; 128 and the signal's number where a signal ended the process (130,
-    143, 129 for SIGINT, SIGTERM, SIGHUP), once what it was writing is cleaned up.
+    The status is 0; 2 for what the user can mend; 128 and the signal's number where a signal ended
+    the process (130, 143, 129 for SIGINT, SIGTERM, SIGHUP), once what it was writing is cleaned up.
 
     Args:
         command: The command.
@@ -254,18 +298,23 @@ def run(command: Command, words: Sequence[str]) -> None:
     except OSError as error:
         if not error.filename:
             raise
-        # A path that is too long, a folder that may not be read, a full disk: no fault of ours, whoever opened it.
+        # A path that is too long, a folder that may not be read, a full disk: no fault of ours,
+        # whoever opened it.
         _fail(command, f"{error.filename}: {error.strerror or error}")
     sys.exit(0)
 
 
 def _fail(command: Command, message: str) -> None:
-    print(f"{command.name}: error: {redact_text(as_named(' '.join(message.splitlines())))}", file=sys.stderr)
+    print(
+        f"{command.name}: error: {redact_text(as_named(' '.join(message.splitlines())))}",
+        file=sys.stderr,
+    )
     sys.exit(2)
 
 
 class Progress:
-    """One line of what is done and how fast, rewritten; now and then a new one where the error stream is no terminal.
+    """One line of what is done and how fast, rewritten; now and then a new one where the error
+    stream is no terminal.
 
     Args:
         total: How many images there are.
@@ -286,7 +335,10 @@ class Progress:
 
     def rate(self, done: int) -> str:
         """Return the images a second since the start, in words."""
-        return f"{(done - self._first) / max(time.monotonic() - self._started, 1e-9):,.0f} images a second"
+        return (
+            f"{(done - self._first) / max(time.monotonic() - self._started, 1e-9):,.0f} images a "
+            "second"
+        )
 
     def images(self, done: int, total: int | None = None, bad: int = 0) -> None:
         """Show that so many images are done, of so many, with so many bad ones among them."""
@@ -300,4 +352,9 @@ class Progress:
     def _show(self, text: str) -> None:
         if time.monotonic() - self._last >= (0.5 if self._live else 20.0):
             self._last = time.monotonic()
-            print(f"\r{text:<79}" if self._live else text, end="" if self._live else "\n", file=sys.stderr, flush=True)
+            print(
+                f"\r{text:<79}" if self._live else text,
+                end="" if self._live else "\n",
+                file=sys.stderr,
+                flush=True,
+            )

@@ -11,11 +11,11 @@
   a retriever that tfdml export --gallery wrote; it embeds images itself
   the address of a database that tfdml index wrote
 
---calibration is the JSON file of tfdml evaluate --task=classification --target=fpir=0.01. By default the threshold is
-that of the retriever, or one of searches in the model card.
+--calibration is the JSON file of tfdml evaluate --task=classification --target=fpir=0.01. By
+default the threshold is that of the retriever, or one of searches in the model card.
 
-The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address that is printed has a
-random token, without which nobody is answered. Ctrl-C ends the demo.
+The page is at http://127.0.0.1:PORT and for this machine alone. With another --host, the address
+that is printed has a random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
 import dataclasses
@@ -58,16 +58,22 @@ class DemoFlags(ModelFlags):
 
     gallery: str
     data_dir: str = choice(
-        "", effect=_for("a gallery that is no folder of images", "embeddings", "database", "retriever")
+        "",
+        effect=_for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
     )
     distance: str = choice(
-        "euclidean", choices=DISTANCES, effect=_for("images or embeddings as --gallery", "images", "embeddings")
+        "euclidean",
+        choices=DISTANCES,
+        effect=_for("images or embeddings as --gallery", "images", "embeddings"),
     )
     calibration: str = ""
     host: str = "127.0.0.1"
     port: int = choice(8765, check=lambda port: 0 <= port < 2**16)
     model: str = choice(
-        "", effect=_for("a gallery that does not embed images itself", "images", "embeddings", "database")
+        "",
+        effect=_for(
+            "a gallery that does not embed images itself", "images", "embeddings", "database"
+        ),
     )
 
 
@@ -77,13 +83,20 @@ def demo(values: Flags) -> None:
     try:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
-        raise UserError(f"the demo needs the package {error.name}: pip install 'tfdml[demo]'") from error
+        raise UserError(
+            f"the demo needs the package {error.name}: pip install 'tfdml[demo]'"
+        ) from error
     address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
     if kind_of_gallery(address) == "retriever":
         retriever = Retriever.load(address)
         items = retriever.gallery()
         gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
-        page = web.Demo(gallery, lambda data: retriever.embed(data)[0], str(retriever.path), retriever.calibration)
+        page = web.Demo(
+            gallery,
+            lambda data: retriever.embed(data)[0],
+            str(retriever.path),
+            retriever.calibration,
+        )
     else:
         source = load_source(flags)
         gallery = web.open_gallery(address, source, folder, flags.distance, flags.batch_size)
@@ -104,7 +117,11 @@ def demo(values: Flags) -> None:
 def _of_card(card: Path | None) -> Calibration | None:
     """Return the threshold of searches in a model card; None where there is none."""
     stored = read_json(card).get("calibration") if card else None
-    return Calibration.from_dict(stored, str(card)) if stored and stored.get("kind") == "fpir" else None
+    return (
+        Calibration.from_dict(stored, str(card))
+        if stored and stored.get("kind") == "fpir"
+        else None
+    )
 
 
 COMMAND = Command("demo", demo, Flags(DemoFlags), __doc__, flag_of={"uri": "gallery"})

@@ -7,12 +7,13 @@
   tfdml embed --model=runs/signs --texts=queries.txt --out=embeddings/texts
   tfdml embed --model=models/cars --cluster=local --input='/data/**/*.jpg' --out=embeddings/photos
 
---out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command resumes after what is
-written and ends with the same bytes. tfdml evaluate --model=OUT measures the embeddings.
+--out gets part-*.parquet, a row per image, and, last of all, manifest.json. The same command
+resumes after what is written and ends with the same bytes. tfdml evaluate --model=OUT measures the
+embeddings.
 
---input names images without a data set: files, paths or URLs with * and **, folders (the flag may be repeated), or one
-list as --dataset=list reads it, of which only path is required. Bad images are then left out, and listed in
-bad_images.csv. With --cluster they are embedded over many processes.
+--input names images without a data set: files, paths or URLs with * and **, folders (the flag may
+be repeated), or one list as --dataset=list reads it, of which only path is required. Bad images are
+then left out, and listed in bad_images.csv. With --cluster they are embedded over many processes.
 """
 
 import contextlib
@@ -49,19 +50,24 @@ class EmbedFlags(DataFlags):
         out: Folder to write: new, empty, or begun by the same command.
         split: Images of unseen or training classes, or both; or one role of the test images.
         input: In place of a data set, which images: see above.
-        texts: In place of images, a file with a text in each line, for a model of images and texts; or column, for the
-            texts of the data set.
+        texts: In place of images, a file with a text in each line, for a model of images and texts;
+            or column, for the texts of the data set.
         cluster: Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.
         actors: Processes with the model; 0: one per GPU, or per 4 CPUs.
-        rows_per_file: Images of a Parquet file, rounded up to whole batches; a kill loses the files under way.
+        rows_per_file: Images of a Parquet file, rounded up to whole batches; a kill loses the files
+            under way.
     """
 
     model: str = choice(dataclasses.MISSING)
     out: str
-    split: str = choice("test", choices=("test", "train", "all", "query", "gallery"), effect=_OF_DATA)
+    split: str = choice(
+        "test", choices=("test", "train", "all", "query", "gallery"), effect=_OF_DATA
+    )
     input: Sequence[str] = choice((), paths=True)
     texts: str = choice("", effect=_OF_DATA)
-    cluster: str = choice("", effect=Effect(lambda values: not values["texts"], "images, without --texts"))
+    cluster: str = choice(
+        "", effect=Effect(lambda values: not values["texts"], "images, without --texts")
+    )
     actors: int = choice(0, check=not_negative, effect=needs("cluster"))
     rows_per_file: int = choice(4096, check=positive)
 
@@ -99,7 +105,9 @@ def embed(values: Flags) -> None:
         return
     count, bad = folder.manifest["count"], folder.manifest["bad_images"]
     rate = lines[0].rate(count + bad)
-    print(f"{count:,} embeddings of {folder.manifest['dimension']} dimensions in {flags.out}, {rate}")
+    print(
+        f"{count:,} embeddings of {folder.manifest['dimension']} dimensions in {flags.out}, {rate}"
+    )
     if bad:
         print(f"{bad:,} images could not be read: {flags.out}/bad_images.csv")
 
@@ -113,12 +121,20 @@ def _about(source: EmbeddingBackend) -> dict[str, Any]:
 def _embed_texts(flags: EmbedFlags) -> None:
     """Embed the texts of `--texts`, each once; the class of each is the text itself."""
     if flags.texts == "column":
-        lines = [text for part in data_choice(flags).parts(flags.split) for text in ViewItems.of(part).texts]
+        lines = [
+            text
+            for part in data_choice(flags).parts(flags.split)
+            for text in ViewItems.of(part).texts
+        ]
     else:
-        with user_errors((OSError, UnicodeDecodeError), f"--texts={flags.texts} cannot be read: {REASON}"):
+        with user_errors(
+            (OSError, UnicodeDecodeError), f"--texts={flags.texts} cannot be read: {REASON}"
+        ):
             lines = read_bytes(os.path.expanduser(flags.texts)).decode().splitlines()
     texts = list(dict.fromkeys(lines))
-    images = ImageTable(tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts)))
+    images = ImageTable(
+        tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts))
+    )
     source = load_source(flags)
     vectors = source.embed_texts(texts)
     about = _about(source)
@@ -136,8 +152,12 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     sizes = flags.batch_size, flags.rows_per_file
     if flags.input:
         images = images_of(flags.input)
-        dataset = ImageDataset("input", "all", FileImages(images.names), np.zeros(len(images), np.int64))
-        return EmbeddingPass([dataset], images, *sizes, skip_bad=True), {"name": ",".join(flags.input)}
+        dataset = ImageDataset(
+            "input", "all", FileImages(images.names), np.zeros(len(images), np.int64)
+        )
+        return EmbeddingPass([dataset], images, *sizes, skip_bad=True), {
+            "name": ",".join(flags.input)
+        }
     selection = data_choice(flags)
     splits = selection.parts(flags.split)
     images = ImageTable.of(splits, os.path.expanduser(selection.directory))
@@ -150,7 +170,9 @@ COMMAND = Command(
     embed,
     Flags(
         EmbedFlags,
-        effects=dict.fromkeys(("dataset", "features", "data_dir", "dataset_options", "bad_images"), _OF_DATA),
+        effects=dict.fromkeys(
+            ("dataset", "features", "data_dir", "dataset_options", "bad_images"), _OF_DATA
+        ),
     ),
     __doc__,
     flag_of={"folder": "out"},

@@ -17,23 +17,26 @@
   an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
   is_query (N,) bool
 
---metrics are of recall, recall@K (CMC), precision@K, map@K, map@r, r_precision, nmi, ami, f1, and of map,
-minp, mrr, ndcg and h_ap, which search once more; see docs/evaluation.md. The
-default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see docs/protocols.md.
+--metrics are of recall, recall@K (CMC), precision@K, map@K, map@r, r_precision, nmi, ami, f1, and
+of map, minp, mrr, ndcg and h_ap, which search once more; see docs/evaluation.md. The
+default is recall, precision@1, map@r, r_precision, nmi, ami and f1; for benchmarks see
+docs/protocols.md.
 
---task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at false accept rates.
-With --target=far=0.001, or precision=0.99, it also chooses the threshold for pairs of images; --json keeps it. --report
-has the ROC curve.
---task=classification votes by the nearest images of a gallery: every second image of each class, without the last half
-of the classes, whose images are to be found unknown. With --target=fpir=0.01 it also chooses the threshold for searches
-of all stored images, or of the split: at most 1 % of the queries of unknown classes are accepted.
+--task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at
+false accept rates. With --target=far=0.001, or precision=0.99, it also chooses the threshold for
+pairs of images; --json keeps it. --report has the ROC curve.
+--task=classification votes by the nearest images of a gallery: every second image of each class,
+without the last half of the classes, whose images are to be found unknown. With --target=fpir=0.01
+it also chooses the threshold for searches of all stored images, or of the split: at most 1 % of the
+queries of unknown classes are accepted.
 
-With a model of images and texts, --task=retrieval measures texts that search the images and images that search the
-texts, verification pairs of an image and a text, and classification images by --templates with the names of their
-classes; its --target is of texts that search the images. Where the images have no texts, these are the names of their
-classes.
+With a model of images and texts, --task=retrieval measures texts that search the images and images
+that search the texts, verification pairs of an image and a text, and classification images by
+--templates with the names of their classes; its --target is of texts that search the images. Where
+the images have no texts, these are the names of their classes.
 
-With --compare, the others are compared with the first run query by query, with 95 % intervals; --json is optional.
+With --compare, the others are compared with the first run query by query, with 95 % intervals;
+--json is optional.
 """
 
 from __future__ import annotations
@@ -71,7 +74,10 @@ from tfdml.training.images import split_training_classes
 from tfdml.training.settings import choice, integers, positive
 
 _ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
-_MODEL = Effect(lambda values: not values["compare"] and not holds_embeddings(values["model"]), "a model as --model")
+_MODEL = Effect(
+    lambda values: not values["compare"] and not holds_embeddings(values["model"]),
+    "a model as --model",
+)
 _HEAD = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
 _IMAGES = either(needs("dataset"), needs("features"), _MODEL)
 _MEASURED = both(_ALONE, needs("task", "retrieval"))
@@ -85,12 +91,13 @@ class EvaluateFlags(DataFlags):
     Args:
         split: Which classes to measure on.
         metrics: Which metrics, see above. Large sets are quicker without nmi, ami and f1.
-        ks: The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the images.
+        ks: The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the
+            images.
         distance: What near means.
         intervals: 95 % intervals, by bootstrap over classes or queries.
         task: What the embeddings are for.
-        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 with
-            classification.
+        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01
+            with classification.
         neighbors: How many images vote.
         templates: Texts with {} in the place of a class's name, for a model of images and texts.
         generalization: Also compare the embeddings of the training classes with these.
@@ -115,16 +122,24 @@ class EvaluateFlags(DataFlags):
 
 
 _EFFECTS = dict.fromkeys(("batch_size", "truncate_dim"), _MODEL) | {"features": _HEAD}
-FLAGS = Flags(EvaluateFlags, effects=_EFFECTS | dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES))
+FLAGS = Flags(
+    EvaluateFlags,
+    effects=_EFFECTS | dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
+)
 
 
 def evaluate(values: Flags) -> None:
     """Evaluate as the flags say."""
     flags = values.settings(EvaluateFlags)
     if bool(flags.model) == bool(flags.compare):
-        raise UserError("--compare takes the place of --model" if flags.model else "--model is missing")
+        raise UserError(
+            "--compare takes the place of --model" if flags.model else "--model is missing"
+        )
     if is_gallery(flags.model):
-        raise UserError("--model is the address of a gallery in a database, and no model: see tfdml search --gallery")
+        raise UserError(
+            "--model is the address of a gallery in a database, and no model: see tfdml search "
+            "--gallery"
+        )
     for name in ("json", "report"):
         if path := getattr(flags, name):
             require_writable(path, name)
@@ -136,7 +151,8 @@ def evaluate(values: Flags) -> None:
 
 
 def _compared(folders: Sequence[str]) -> dict[str, Any]:
-    """Print how runs compare with the first, query by query, and return the differences for JSON."""
+    """Print how runs compare with the first, query by query, and return the differences for
+    JSON."""
     if len(folders) < 2:
         raise UserError("--compare: name at least two runs")
     reference, *others = map(read_run, folders)
@@ -153,9 +169,18 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
         print(f"{names}: differences in points, 95 % intervals")
         for name in metric_order(result.classes):
             kinds = {"classes": result.classes.get(name), "seeds": result.seeds.get(name)}
-            ends = [f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}" for kind, of in kinds.items() if of]
-            print(f"  {metric_name(name):<16}{100 * result.classes[name].mean:>+7.1f}  {', '.join(ends)}")
-        differences.append({"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds})
+            ends = [
+                f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}"
+                for kind, of in kinds.items()
+                if of
+            ]
+            print(
+                f"  {metric_name(name):<16}{100 * result.classes[name].mean:>+7.1f}  "
+                f"{', '.join(ends)}"
+            )
+        differences.append(
+            {"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds}
+        )
     return {"first": folders[0], "differences": differences}
 
 
@@ -167,7 +192,8 @@ class _Split:
 
     Attributes:
         images: The images; or embeddings that have the labels, roles and groups.
-        selection: The data set, from which other splits are read; None where only embeddings are there.
+        selection: The data set, from which other splits are read; None where only embeddings are
+            there.
         stored: The stored embeddings, of all splits; None for a model.
         items: Of a model of images and texts: both, each once; None for images alone.
         name: The data set, or where the embeddings are.
@@ -180,7 +206,9 @@ class _Split:
         self.flags, self.items = flags, None
         self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
         if self.stored and flags.report and not flags.dataset:
-            raise UserError("--report shows images: name their --dataset and --data_dir next to the embeddings")
+            raise UserError(
+                "--report shows images: name their --dataset and --data_dir next to the embeddings"
+            )
         self.selection = data_choice(flags) if flags.dataset or self.stored is None else None
         self.images: Any = self.selection.load(flags.split) if self.selection else None
         self.name = self.selection.name if self.selection else Path(flags.model).name
@@ -189,7 +217,10 @@ class _Split:
             if self.images is not None:
                 _check_same_images(part, self.images)
             elif part.labels is None:
-                raise UserError(f"{flags.model} has no labels: add the class of each embedding, or name a --dataset")
+                raise UserError(
+                    f"{flags.model} has no labels: add the class of each embedding, or name a "
+                    "--dataset"
+                )
             self.images = part if self.images is None else self.images
             self.name = part.manifest.get("dataset", {}).get("name") or self.name
         elif self.images is not None and self.source.embeds_texts:
@@ -197,7 +228,10 @@ class _Split:
             self.images = self.images.take(self.items.rows)
             for flag in ("generalization", "report"):
                 if getattr(flags, flag):
-                    raise UserError(f"--{flag} measures images alone, and {flags.model} is a model of images and texts")
+                    raise UserError(
+                        f"--{flag} measures images alone, and {flags.model} is a model of images "
+                        "and texts"
+                    )
 
     @functools.cached_property
     def source(self) -> EmbeddingBackend:
@@ -222,25 +256,37 @@ def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
     """Refuse embeddings of another number of images or, as far as labels show it, of others."""
     what = f"{dataset.name} ({dataset.split})"
     if len(part) != len(dataset):
-        raise UserError(f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images")
+        raise UserError(
+            f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images"
+        )
     # An .npz may number its classes in its own way: the same images must belong together.
     labels = dataset.labels if part.labels is None else part.labels
     pairs = np.unique(np.stack([labels, dataset.labels]), axis=1).shape[1]
     if not pairs == len(np.unique(labels)) == len(np.unique(dataset.labels)):
-        raise UserError(f"{part.source} holds embeddings of other classes than {what}, or of its images in other order")
+        raise UserError(
+            f"{part.source} holds embeddings of other classes than {what}, or of its images in "
+            "other order"
+        )
 
 
 def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
     target = {}
     if flags.target:
-        target = evaluation.target_of(flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1])
+        target = evaluation.target_of(
+            flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1]
+        )
     split = _Split(flags)
     part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
     size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
     size += f", {len(split.items.texts):,} texts" if split.items else ""
     print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
-    result = {"model": flags.model, "dataset": split.name, "split": flags.split, "distance": flags.distance}
+    result = {
+        "model": flags.model,
+        "dataset": split.name,
+        "split": flags.split,
+        "distance": flags.distance,
+    }
     result |= {} if flags.task == "retrieval" else {"task": flags.task}
     measures, searched = _MEASURES[flags.task](split)
     if target:
@@ -251,10 +297,16 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         shown = "auc|intervals|tar@" if flags.task == "verification" else ""
         measured = {name: value for name, value in measures.items() if re.match(shown, name)}
         fields = dataclasses.fields(flags)
-        changed = {each.name: value for each in fields if (value := getattr(flags, each.name)) != each.default}
+        changed = {
+            each.name: value
+            for each in fields
+            if (value := getattr(flags, each.name)) != each.default
+        }
         run = Run(flags.model, {"metrics": measured}, flags=changed)
         options: dict[str, Any] = {"target": target} if target else {}
-        write_report(flags.report, run, split.images, split.embeddings, distance=flags.distance, **options)
+        write_report(
+            flags.report, run, split.images, split.embeddings, distance=flags.distance, **options
+        )
     return result | measures
 
 
@@ -272,13 +324,17 @@ def _retrieval(split: _Split) -> _Measures:
     if split.items:
         options |= {"metrics": flags.metrics} if flags.metrics else {}
         labels = split.items.image_labels, split.items.text_labels
-        result = evaluation.evaluate_views(split.embeddings, split.texts, *labels, ks=ks or None, **options)
+        result = evaluation.evaluate_views(
+            split.embeddings, split.texts, *labels, ks=ks or None, **options
+        )
         for direction, measures in result.items():
             print(f"  {direction.replace('_', ' ')}")
             _print_metrics(measures, measures["chance"])
         return result, {}
     benchmark = getattr(split.images, "protocol", None)
-    metrics = list(flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS))
+    metrics = list(
+        flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS)
+    )
     depths = ks or (benchmark.ks if benchmark else DEFAULT_KS)
     metric_names(metrics, depths)
     available = images_to_search(split.images)
@@ -286,11 +342,21 @@ def _retrieval(split: _Split) -> _Measures:
     if fitting != depths:
         reason = f"there are {available:,} images to search in"
         if ks:
-            raise UserError(f"--ks={','.join(flags.ks)}: {reason}; choose e.g. --ks={','.join(map(str, fitting))}")
-        logging.warning("recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason)
+            raise UserError(
+                f"--ks={','.join(flags.ks)}: {reason}; choose e.g. "
+                f"--ks={','.join(map(str, fitting))}"
+            )
+        logging.warning(
+            "recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason
+        )
     if flags.generalization and flags.split == "train":
-        raise UserError("--generalization compares the test classes with the training classes: leave --split=test")
-    result = evaluation.evaluate_dataset(split.embeddings, split.images, metrics=metrics, ks=fitting, **options)
+        raise UserError(
+            "--generalization compares the test classes with the training classes: leave "
+            "--split=test"
+        )
+    result = evaluation.evaluate_dataset(
+        split.embeddings, split.images, metrics=metrics, ks=fitting, **options
+    )
     if flags.generalization:
         train = _of_training_classes(split)
         measures = evaluation.evaluate_generalization(
@@ -299,17 +365,23 @@ def _retrieval(split: _Split) -> _Measures:
         result["generalization"] = measures
     _print_metrics(result)
     for name, value in result.get("generalization", {}).items():
-        print(f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}")
+        print(
+            f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}"
+        )
     return result, {}
 
 
 def _of_training_classes(split: _Split) -> tuple[Any, Any]:
-    """Return embeddings and labels of the classes that the model was trained on; None where there are none."""
+    """Return embeddings and labels of the classes that the model was trained on; None where there
+    are none."""
     if split.stored is not None:
         if split.stored.roles is not None and (split.stored.roles == "train").any():
             part = split.stored.split("train")
             return part.embeddings, part.labels
-        logging.warning("no embeddings of training classes: some measures are left out (tfdml embed --split=all)")
+        logging.warning(
+            "no embeddings of training classes: some measures are left out (tfdml embed "
+            "--split=all)"
+        )
         return None, None
     assert split.selection is not None
     model = split.flags.model
@@ -341,18 +413,27 @@ def _verification(split: _Split) -> _Measures:
         searched = {"embeddings": np.concatenate([split.embeddings, split.texts]), "labels": labels}
         searched["views"] = np.arange(len(labels)) < len(split.images)
     measured = evaluation.verification(**searched, distance=distance)
-    print(f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different classes; {distance}")
+    print(
+        f"  pairs: {measured.num_same:,} of one class, {measured.num_different:,} of different "
+        f"classes; {distance}"
+    )
     print(f"  {'auc':<24}{measured.auc:9.6f}")
-    print(f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}")
+    print(
+        f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}"
+    )
     for far, point in measured.points.items():
         place = f"at a distance of {point.threshold:.6g}"
-        print(f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  {place}")
+        print(
+            f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  "
+            f"{place}"
+        )
     intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
     return {**measured.to_dict(), "intervals": intervals}, searched
 
 
 def _classification(split: _Split) -> _Measures:
-    """Measure a gallery of every second image of the first half of the classes; the other classes are unknown to it."""
+    """Measure a gallery of every second image of the first half of the classes; the other classes
+    are unknown to it."""
     flags, embeddings = split.flags, split.embeddings
     if split.items:
         return _zero_shot(split)
@@ -362,9 +443,12 @@ def _classification(split: _Split) -> _Measures:
         in_gallery[np.flatnonzero(labels == label)[::2]] = True
     gallery = embeddings[in_gallery], labels[in_gallery]
     classifier = evaluation.KNNClassifier(*gallery, k=flags.neighbors, distance=flags.distance)
-    result = evaluation.evaluate_classification(classifier, embeddings[~in_gallery], labels[~in_gallery])
+    result = evaluation.evaluate_classification(
+        classifier, embeddings[~in_gallery], labels[~in_gallery]
+    )
     print(
-        f"  a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} classes; {result['num_known']:,} "
+        f"  a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} classes; "
+        f"{result['num_known']:,} "
         f"queries of these, {result['num_unknown']:,} of other classes"
     )
     _print_metrics({name: value for name, value in result.items() if isinstance(value, float)})
@@ -389,24 +473,38 @@ def _zero_shot(split: _Split) -> _Measures:
     _print_metrics(result)
     labels, text_labels = split.items.connected()
     searched = {"gallery": split.embeddings, "gallery_labels": labels}
-    return {**result, "queries": "texts"}, {"embeddings": split.texts, "labels": text_labels, **searched}
+    return {**result, "queries": "texts"}, {
+        "embeddings": split.texts,
+        "labels": text_labels,
+        **searched,
+    }
 
 
-_MEASURES = {"retrieval": _retrieval, "verification": _verification, "classification": _classification}
+_MEASURES = {
+    "retrieval": _retrieval,
+    "verification": _verification,
+    "classification": _classification,
+}
 
 
 def _print_metrics(result: Mapping[str, Any], chance: Mapping[str, float] = {}) -> None:
-    """Print one metric a line, fractions in percent, with its interval and the level of chance where there are any."""
+    """Print one metric a line, fractions in percent, with its interval and the level of chance
+    where there are any."""
     for name, value in result.items():
         if isinstance(value, float):
             random = f"  chance {100 * chance[name]:.2f} %" if name in chance else ""
-            print(f"  {name:<24}{100 * value:6.2f} %{_interval(result.get('intervals', {}).get(name))}{random}")
+            print(
+                f"  {name:<24}{100 * value:6.2f} "
+                f"%{_interval(result.get('intervals', {}).get(name))}{random}"
+            )
         elif isinstance(value, int):
             print(f"  {name:<24}{value:>6}")
 
 
 def _interval(interval: Any) -> str:
-    return f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
+    return (
+        f"  [{100 * interval.low:.2f}, {100 * interval.high:.2f}]" if interval is not None else ""
+    )
 
 
 COMMAND = Command("evaluate", evaluate, FLAGS, __doc__)

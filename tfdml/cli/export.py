@@ -8,23 +8,26 @@
   tfdml export --run_dir=runs/head --stack_on=runs/cars_jrd --out=models/cars_head
 
 Writes the next version below --out, e.g. models/cars/1, atomically; earlier versions stay. Formats:
-saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the four; onnx; all.
-Each is run on images of the run's test split and compared with the Keras embedder; where one differs by more than its
-tolerance, nothing is written and the exit status is 2. model_card.json has the numbers.
+saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or litert for the
+four; onnx; all. Each is run on images of the run's test split and compared with the Keras embedder;
+where one differs by more than its tolerance, nothing is written and the exit status is 2.
+model_card.json has the numbers.
 
---calibrate=far=0.001 chooses the Euclidean distance up to which two images are the same, on these images, for each
-format by its own vectors. A search meets a whole gallery: for that, --calibrate=fpir=0.01 chooses the distance within
-which at most 1 % of the queries of unknown classes find anything. model_card.json has the threshold.
+--calibrate=far=0.001 chooses the Euclidean distance up to which two images are the same, on these
+images, for each format by its own vectors. A search meets a whole gallery: for that,
+--calibrate=fpir=0.01 chooses the distance within which at most 1 % of the queries of unknown
+classes find anything. model_card.json has the threshold.
 
   tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
 
-With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings, ids, labels and
-metadata, and the signatures search_bytes, search_embedding and search_each. --gallery is a folder of class folders or
-of images, or where --gallery_dataset lies. The embedder is that of a run, compared as above before it is used, or, with
---embedder, one that was exported before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose
-classes were not trained on, where they can show it. Searches then have the outputs accepted and known.
+With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings,
+ids, labels and metadata, and the signatures search_bytes, search_embedding and search_each.
+--gallery is a folder of class folders or of images, or where --gallery_dataset lies. The embedder
+is that of a run, compared as above before it is used, or, with --embedder, one that was exported
+before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose classes were
+not trained on, where they can show it. Searches then have the outputs accepted and known.
 """
 
 import dataclasses
@@ -53,7 +56,8 @@ _FROM_RUN = Effect(lambda values: not values["embedder"], "--run_dir in place of
 _GALLERY = needs("gallery")
 _OF_DATASET = both(_GALLERY, needs("gallery_dataset"))
 _INTEGERS = Effect(
-    lambda values: bool({"litert_int8", "litert", "all"} & {*values["formats"]}), "--formats with litert_int8"
+    lambda values: bool({"litert_int8", "litert", "all"} & {*values["formats"]}),
+    "--formats with litert_int8",
 )
 _COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
 
@@ -91,7 +95,9 @@ class ExportFlags(CommandFlags):
     embedder: str = choice("", effect=_GALLERY)
     gallery_dataset: str = choice("", effect=_GALLERY)
     gallery_dataset_options: str = choice("", effect=_OF_DATASET)
-    gallery_split: str = choice("test", choices=("test", "train", "all", "gallery"), effect=_OF_DATASET)
+    gallery_split: str = choice(
+        "test", choices=("test", "train", "all", "gallery"), effect=_OF_DATASET
+    )
     gallery_bad_images: str = choice("error", choices=("error", "skip"), effect=_GALLERY)
 
 
@@ -119,7 +125,9 @@ def export(values: Flags) -> None:
             target_of(options.calibrate, "calibrate", kinds=("fpir",))
         plain = dataclasses.replace(options, calibrate="none")
         _export_gallery(
-            flags, options.calibrate, lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes)
+            flags,
+            options.calibrate,
+            lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes),
         )
         return
     version = export_run(run, flags.out, options, moments, data_dir, report, *changes)
@@ -128,7 +136,9 @@ def export(values: Flags) -> None:
         print(f"It holds no SavedModel: do not let TF Serving watch {flags.out}.")
 
 
-def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Callable[[str], Path]) -> None:
+def _export_gallery(
+    flags: ExportFlags, calibration: str, export_embedder: Callable[[str], Path]
+) -> None:
     """Build a retriever as the flags say.
 
     Args:
@@ -143,7 +153,11 @@ def _export_gallery(flags: ExportFlags, calibration: str, export_embedder: Calla
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
     directory = os.path.expanduser(flags.gallery)
     images = _gallery_images(flags, directory)
-    options: dict[str, Any] = {"directory": directory, "skip_bad": flags.gallery_bad_images == "skip", "report": print}
+    options: dict[str, Any] = {
+        "directory": directory,
+        "skip_bad": flags.gallery_bad_images == "skip",
+        "report": print,
+    }
     with tempfile.TemporaryDirectory() as folder:
         embedder = flags.embedder or export_embedder(folder)
         built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)
@@ -160,4 +174,10 @@ def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDatase
     return [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
 
 
-COMMAND = Command("export", export, FLAGS, __doc__, flag_of={"folder": "out", "options": "gallery_dataset_options"})
+COMMAND = Command(
+    "export",
+    export,
+    FLAGS,
+    __doc__,
+    flag_of={"folder": "out", "options": "gallery_dataset_options"},
+)

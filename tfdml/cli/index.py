@@ -4,9 +4,9 @@
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?distance=cosine'
   tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
 
-A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids that are there from
-other embeddings are an error, or their rows are replaced (--replace). After a kill, the same command writes the rest.
-The flag --gallery of tfdml search takes the same URI.
+A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids
+that are there from other embeddings are an error, or their rows are replaced (--replace). After a
+kill, the same command writes the rest. The flag --gallery of tfdml search takes the same URI.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
@@ -49,13 +49,21 @@ def index(values: Flags) -> None:
     with connect(flags.to) as gallery:
         stored = read_embeddings(os.path.expanduser(flags.embeddings))
         if not stored.model:
-            print(f"{flags.embeddings} states no model: it is not compared with that of the gallery")
+            print(
+                f"{flags.embeddings} states no model: it is not compared with that of the gallery"
+            )
         with Progress() as line:
             options = flags.prefix, flags.truncate_dim, flags.replace
             counts = index_embeddings(gallery, stored, *options, progress=line.images)
         total, dimension = len(stored), flags.truncate_dim or stored.embeddings.shape[1]
-        changes = f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there already"
-        print(f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, {gallery.distance}: {changes}")
+        changes = (
+            f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there "
+            "already"
+        )
+        print(
+            f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, "
+            f"{gallery.distance}: {changes}"
+        )
         if others := len(gallery) - total:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
 

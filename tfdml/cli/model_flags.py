@@ -27,8 +27,9 @@ class ModelFlags(CommandFlags):
     """What embeds images.
 
     Args:
-        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its versions, of which the
-            newest is taken; or a .tflite or .onnx file, whose view is in its export's model_card.json.
+        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its
+            versions, of which the newest is taken; or a .tflite or .onnx file, whose view is in its
+            export's model_card.json.
         unfinished: Take the best embedder so far of a run that has not ended.
         batch_size: Images per batch.
         truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all.
@@ -67,7 +68,8 @@ class DataChoice:
         name: Its name.
         directory: Where it lies; empty: nowhere.
         options: As in `--dataset_options`.
-        bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each is tried.
+        bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each
+            is tried.
         features: Stored embeddings in the place of images.
         trained_on: Whether a head was trained on them, and they have the splits of its training.
     """
@@ -89,15 +91,27 @@ class DataChoice:
         """Return a split or, of all images, those for training and for testing."""
         if split != "all":
             return [self.load(split)]
-        return list(self._vectors.values()) if self.features else [self.load("train"), self.load("test")]
+        return (
+            list(self._vectors.values())
+            if self.features
+            else [self.load("train"), self.load("test")]
+        )
 
     def load(self, split: str) -> ImageDataset:
         """One split."""
         if self.features:
             side = self._vectors.get("train" if split == "train" else "test")
             if side is None:
-                raise UserError(f"--features={self.features} has no {split} images: name another --split")
-            return side if split in ("train", "test") else side.queries if split == "query" else side.gallery
+                raise UserError(
+                    f"--features={self.features} has no {split} images: name another --split"
+                )
+            return (
+                side
+                if split in ("train", "test")
+                else side.queries
+                if split == "query"
+                else side.gallery
+            )
         arguments = parse_arguments(self.options, "--dataset_options")
         dataset = data.load(self.name, self.directory or None, split, **arguments)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
@@ -118,13 +132,23 @@ def data_choice(flags: DataFlags) -> DataChoice:
 
     stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
     features = flags.features or (stored.features if stored else "")
-    # By name, as the file of its training may have moved: to take its training classes for new ones would be worse.
-    if features and (stored is None or not stored.features or Path(features).stem != stored.data_name):
-        return DataChoice(Path(features).stem, flags.data_dir, flags.dataset_options, features=features)
+    # By name, as the file of its training may have moved: to take its training classes for new ones
+    # would be worse.
+    if features and (
+        stored is None or not stored.features or Path(features).stem != stored.data_name
+    ):
+        return DataChoice(
+            Path(features).stem, flags.data_dir, flags.dataset_options, features=features
+        )
     if stored is None:
         raise UserError("--dataset or --features is missing: only a run folder knows its own")
-    directory, options = flags.data_dir or stored.data_dir, flags.dataset_options or stored.dataset_options
-    return DataChoice(stored.data_name, directory, options, flags.bad_images, features, trained_on=True)
+    directory, options = (
+        flags.data_dir or stored.data_dir,
+        flags.dataset_options or stored.dataset_options,
+    )
+    return DataChoice(
+        stored.data_name, directory, options, flags.bad_images, features, trained_on=True
+    )
 
 
 def _check_model(model: str, unfinished: bool) -> None:
@@ -137,7 +161,8 @@ def check_ended(run: str, unfinished: bool) -> None:
     """Refuse a run that has not ended, unless `unfinished`."""
     if run and not unfinished and (missing := epochs_missing(run)):
         raise UserError(
-            f"{run} has not ended: it has trained {missing}; resume it (tfdml train --run_dir={run} --resume), end it "
+            f"{run} has not ended: it has trained {missing}; resume it (tfdml train "
+            f"--run_dir={run} --resume), end it "
             "here (add --finish to that), or take its best embedder so far (--unfinished)"
         )
 
@@ -155,7 +180,8 @@ def load_source(flags: ModelFlags) -> EmbeddingBackend:
 
 
 def kind_of_gallery(gallery: str) -> str:
-    """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another folder, of `images`."""
+    """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another
+    folder, of `images`."""
     if is_gallery(gallery):
         return "database"
     path = Path(gallery).expanduser()

@@ -4,8 +4,8 @@
   tfdml prepare --dataset=sop --data_dir=/data --out=/data/sop_256 --shrink=256
   tfdml train --dataset=list --data_dir=/data/sop_256/images.csv --run_dir=runs/sop ...
 
-The copy is a folder of JPEGs and a list of them, images.csv. It appears when it is complete. tfdml audit finds
-duplicates.
+The copy is a folder of JPEGs and a list of them, images.csv. It appears when it is complete. tfdml
+audit finds duplicates.
 """
 
 import dataclasses
@@ -23,7 +23,9 @@ from tfdml.flags import Effect, both, either, needs
 from tfdml.training.settings import choice
 
 _READING = either(needs("out"), needs("check_only"))
-_WRITING = Effect(lambda values: not values["check_only"], "a command without --check_only, which writes nothing")
+_WRITING = Effect(
+    lambda values: not values["check_only"], "a command without --check_only, which writes nothing"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,8 @@ class PrepareFlags(CommandFlags):
         data_dir: Where the data set lies unpacked, or is to go.
         dataset_options: Options of the data set, as in tfdml train.
         out: Folder to write: new or empty.
-        shrink: Pixels of the shorter side in --out; smaller images are copied as they are. 0: all are.
+        shrink: Pixels of the shorter side in --out; smaller images are copied as they are. 0: all
+            are.
         bad_images: End if an image is bad, or leave the bad ones out.
         max_pixels: An image whose header states more is bad, and is not decoded.
         download: First download what is missing, and check it.
@@ -64,7 +67,9 @@ def prepare(values: Flags) -> None:
         raise UserError("--out is missing: name the folder for the copy, or pass --check_only")
 
     options = parse_arguments(flags.dataset_options, "--dataset_options")
-    splits = {name: data.load(flags.dataset, flags.data_dir or None, name, **options) for name in SPLITS}
+    splits = {
+        name: data.load(flags.dataset, flags.data_dir or None, name, **options) for name in SPLITS
+    }
     out = os.path.expanduser(flags.out)
     started = time.perf_counter()
     with Progress() as progress:
@@ -86,7 +91,9 @@ def prepare(values: Flags) -> None:
     print(f"checked in {seconds:,.1f} s")
     count = sum(map(len, faults.values()))
     if count and flags.bad_images == "error":
-        raise UserError(f"{count:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip")
+        raise UserError(
+            f"{count:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip"
+        )
 
 
 def _download(flags: PrepareFlags) -> None:

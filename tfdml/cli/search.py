@@ -13,13 +13,14 @@
   a folder that tfdml embed wrote, or a Parquet, .npz or .npy file, which is searched exactly
   the address of a database that tfdml index wrote
 
---queries are images, which --model embeds, or stored embeddings: of the same model as the gallery, or for a head as
---model. Where gallery and queries are the same embeddings, their test images are searched as tfdml evaluate does:
-queries in the gallery, or each in all others.
+--queries are images, which --model embeds, or stored embeddings: of the same model as the gallery,
+or for a head as --model. Where gallery and queries are the same embeddings, their test images are
+searched as tfdml evaluate does: queries in the gallery, or each in all others.
 
---max_distance=calibrated leaves out what is beyond the threshold of a retriever (tfdml export --calibrate=fpir=0.01).
-For other galleries, name the JSON file that tfdml evaluate --task=classification --target=fpir=0.01 --json=FILE wrote.
-A threshold of another distance is refused.
+--max_distance=calibrated leaves out what is beyond the threshold of a retriever (tfdml export
+--calibrate=fpir=0.01). For other galleries, name the JSON file that tfdml evaluate
+--task=classification --target=fpir=0.01 --json=FILE wrote. A threshold of another distance is
+refused.
 
 --out is a .parquet or .csv file with a row for each neighbor.
 """
@@ -51,10 +52,16 @@ from tfdml.training.settings import choice, positive
 
 _EMBEDS_ITSELF = ("retriever", "images")
 _BY_MODEL = either(
-    Effect(lambda values: kind_of_gallery(values["gallery"]) not in _EMBEDS_ITSELF, "a gallery that embeds no images"),
+    Effect(
+        lambda values: kind_of_gallery(values["gallery"]) not in _EMBEDS_ITSELF,
+        "a gallery that embeds no images",
+    ),
     Effect(lambda values: not _holds_images(values["queries"]), "stored embeddings as --queries"),
 )
-_STORED = Effect(lambda values: kind_of_gallery(values["gallery"]) == "embeddings", "stored embeddings as --gallery")
+_STORED = Effect(
+    lambda values: kind_of_gallery(values["gallery"]) == "embeddings",
+    "stored embeddings as --gallery",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +70,14 @@ class SearchFlags(ModelFlags):
 
     Args:
         gallery: What is searched, see above.
-        queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder or file of
-            embeddings.
-        text: In place of --queries, what the images show, in words, for a --model of images and texts.
+        queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder
+            or file of embeddings.
+        text: In place of --queries, what the images show, in words, for a --model of images and
+            texts.
         k: How many neighbors of each query.
         distance: What near means.
-        max_distance: Leave out what is further away: a number in the distance of the search, calibrated, or a JSON
-            file, see above.
+        max_distance: Leave out what is further away: a number in the distance of the search,
+            calibrated, or a JSON file, see above.
         out: File to write the neighbors to, see above.
     """
 
@@ -85,7 +93,8 @@ class SearchFlags(ModelFlags):
 
 # The results, the distance, the number of images of the gallery, and its own threshold.
 _Answer = tuple[RetrievalResults, str, int, Calibration | None]
-# The names of the queries, their vectors, their classes (None: not known), and the fingerprint of their model.
+# The names of the queries, their vectors, their classes (None: not known), and the fingerprint of
+# their model.
 _Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
 
 
@@ -97,7 +106,11 @@ def search(values: Flags) -> None:
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
             raise UserError(f"--out={flags.out}: name a file as *.parquet or *.csv")
     if bool(flags.queries) == bool(flags.text):
-        raise UserError("--text takes the place of --queries" if flags.text else "--queries or --text is missing")
+        raise UserError(
+            "--text takes the place of --queries"
+            if flags.text
+            else "--queries or --text is missing"
+        )
     kind = kind_of_gallery(flags.gallery)
     limit: Any = _max_distance(flags, kind)
     search_in = {"database": _in_database, "embeddings": _in_embeddings}.get(kind, _in_retriever)
@@ -119,17 +132,26 @@ def search(values: Flags) -> None:
 
 
 def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
-    """Return the largest distance of a neighbor, or the threshold of a file; None for that of the gallery itself."""
+    """Return the largest distance of a neighbor, or the threshold of a file; None for that of the
+    gallery itself."""
     text = flags.max_distance
     if text == "calibrated":
         if flags.text:
-            raise UserError("--max_distance=calibrated: the gallery's threshold is of images as queries, not of texts")
+            raise UserError(
+                "--max_distance=calibrated: the gallery's threshold is of images as queries, not "
+                "of texts"
+            )
         if kind not in _EMBEDS_ITSELF:
-            raise UserError("--max_distance=calibrated: only a retriever has a threshold; give a number or a JSON file")
+            raise UserError(
+                "--max_distance=calibrated: only a retriever has a threshold; give a number or a "
+                "JSON file"
+            )
         return None
     if text.endswith(".json"):
         return calibration_of_file(text, "texts" if flags.text else "images")
-    with user_errors(ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"):
+    with user_errors(
+        ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"
+    ):
         return number("max_distance", float(text)) if text else float("inf")
 
 
@@ -139,7 +161,9 @@ def _print(results: RetrievalResults) -> None:
         if row["rank"] == 1:
             print(row["query"])
         if row["id"] is not None:
-            others = [f"{name}={value}" for name, value in row.items() if value and name not in named]
+            others = [
+                f"{name}={value}" for name, value in row.items() if value and name not in named
+            ]
             print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
     itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
     if itself.any():
@@ -150,7 +174,9 @@ def _print(results: RetrievalResults) -> None:
 
 
 def _holds_images(queries: Sequence[str]) -> bool:
-    return bool(queries) and (len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0])))
+    return bool(queries) and (
+        len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
+    )
 
 
 def _paths(flags: SearchFlags) -> list[str]:
@@ -165,12 +191,16 @@ def _embedded(flags: SearchFlags) -> _Queries:
         read = read_embeddings(os.path.expanduser(flags.queries[0]))
         vectors, model = np.asarray(read.embeddings), read.model
         if flags.model:
-            dataset = ImageDataset("queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64))
+            dataset = ImageDataset(
+                "queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64)
+            )
             head = load_source(flags)
             vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
         return list(read.names), vectors, read.classes, model
     paths = _paths(flags)
-    dataset = check(ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64)))
+    dataset = check(
+        ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64))
+    )
     source = load_source(flags)
     return paths, source.embed(dataset, flags.batch_size), None, source.fingerprint()
 
@@ -182,14 +212,25 @@ def _in_database(flags: SearchFlags) -> _Answer:
         distance, size = gallery.distance, len(gallery)
     if not size:
         raise UserError(f"--gallery={gallery.address} is empty: write it with tfdml index")
-    columns = {name: column for name, column in neighbors.columns.items() if name in ("class", "role") and column.any()}
-    return RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns), distance, size, None
+    columns = {
+        name: column
+        for name, column in neighbors.columns.items()
+        if name in ("class", "role") and column.any()
+    }
+    return (
+        RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns),
+        distance,
+        size,
+        None,
+    )
 
 
 def _in_embeddings(flags: SearchFlags) -> _Answer:
     path = os.path.expanduser(flags.gallery)
     stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
-    same = bool(flags.queries) and os.path.realpath(os.path.expanduser(flags.queries[0])) == os.path.realpath(path)
+    same = bool(flags.queries) and os.path.realpath(
+        os.path.expanduser(flags.queries[0])
+    ) == os.path.realpath(path)
     if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
         part = stored.split("test")
         results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
@@ -198,12 +239,21 @@ def _in_embeddings(flags: SearchFlags) -> _Answer:
     check_same_model(stored.model, model, f"--gallery={flags.gallery} and the queries")
     if bool(stored.model) != bool(model):
         print("the models of the gallery and the queries are not compared: one is not known")
-    if stored.classes is not None and classes is not None and not np.isin(classes, stored.classes).any():
+    if (
+        stored.classes is not None
+        and classes is not None
+        and not np.isin(classes, stored.classes).any()
+    ):
         print("queries and gallery have no class in common, by name: nothing is counted")
         classes = None
     classes = None if stored.classes is None else classes
     options |= {"query_ids": names, "gallery_ids": stored.names, "gallery_labels": stored.classes}
-    return RetrievalResults.search(vectors, classes, stored.embeddings, **options), flags.distance, len(stored), None
+    return (
+        RetrievalResults.search(vectors, classes, stored.embeddings, **options),
+        flags.distance,
+        len(stored),
+        None,
+    )
 
 
 def _in_retriever(flags: SearchFlags) -> _Answer:
@@ -213,9 +263,13 @@ def _in_retriever(flags: SearchFlags) -> _Answer:
         names = queries = _paths(flags)
     else:
         names, queries, _, model = _embedded(flags)
-        check_same_model(retriever.card["model"], model, f"--gallery={flags.gallery} and the queries")
+        check_same_model(
+            retriever.card["model"], model, f"--gallery={flags.gallery} and the queries"
+        )
     neighbors = retriever.search(queries, flags.k)
-    results = RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, {"class": neighbors.classes})
+    results = RetrievalResults.of_arrays(
+        names, neighbors.ids, neighbors.distances, {"class": neighbors.classes}
+    )
     return results, "euclidean", len(retriever), retriever.calibration
 
 

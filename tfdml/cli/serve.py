@@ -4,10 +4,11 @@ r"""Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's R
   tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --replicas=2
   curl -d "{\"instances\": [{\"b64\": \"$(base64 -w0 car.jpg)\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
 
-The newest version in the folder is served. A newer one needs a new server. SIGTERM and Ctrl-C answer what was begun,
-and end.
+The newest version in the folder is served. A newer one needs a new server. SIGTERM and Ctrl-C
+answer what was begun, and end.
 
-Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name another --host.
+Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name
+another --host.
 """
 
 import dataclasses
@@ -51,14 +52,18 @@ def serve(values: Flags) -> None:
         raise UserError(f"`name={name}`: a model's name has letters, digits, dots and dashes")
     version = served_version(folder)
     if version is None or version == folder:
-        raise UserError(f"`model={flags.model}`: there is no version in it; name a folder that tfdml export wrote to")
+        raise UserError(
+            f"`model={flags.model}`: there is no version in it; name a folder that tfdml export "
+            "wrote to"
+        )
     for package in ("ray", "fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"serving needs the package {package}: pip install 'tfdml[serve]'")
     from tfdml.io.http import listen
 
     with listen(flags.host, flags.port) as listening:
-        # Before Ray is imported: it listens to this machine alone, and there to those who know a secret.
+        # Before Ray is imported: it listens to this machine alone, and there to those who know a
+        # secret.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         import_ray()

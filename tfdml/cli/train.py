@@ -13,8 +13,8 @@ r"""Train an image embedder and measure it on classes never seen in training.
   tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
   tfdml train --flagfile=... --run_dir=... --dry_run    print the experiment: images, parameters, rates and steps
 
-The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json, checkpoints/, embedder.keras,
-tensorboard/ and report/index.html.
+The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json,
+checkpoints/, embedder.keras, tensorboard/ and report/index.html.
 """
 
 import dataclasses
@@ -48,7 +48,9 @@ _STAGES = (
 def explicit_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of an experiment that the command line or a flag file sets."""
     names = [field.name for field in dataclasses.fields(settings.Experiment)]
-    return {name: flag.value for name in names if (flag := values[settings.flag_name(name)]).present}
+    return {
+        name: flag.value for name in names if (flag := values[settings.flag_name(name)]).present
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,9 @@ class TrainFlags(CommandFlags):
     """What to do with the run of an experiment.
 
     Args:
-        recipe: The settings that are not given: auto is frozen with --features or --backbone_rate=0, scratch without
-            pretrained weights, else finetune. A length in epochs or steps replaces that of the recipe. none: the
-            defaults listed here.
+        recipe: The settings that are not given: auto is frozen with --features or
+            --backbone_rate=0, scratch without pretrained weights, else finetune. A length in epochs
+            or steps replaces that of the recipe. none: the defaults listed here.
         resume: Continue the run in --run_dir from its newest checkpoint.
         finish: With --resume: train no further; measure and write what has been trained.
         dry_run: Print images, parameters, rates, steps and flags; write nothing.
@@ -74,7 +76,8 @@ FLAGS = Flags(*_STAGES, TrainFlags, ClusterSettings)
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
-    """Return the settings of a new run that are set, and those of its recipe, or of the run that it is final to."""
+    """Return the settings of a new run that are set, and those of its recipe, or of the run that it
+    is final to."""
     if values.final_of:
         return {**RunFolder(values.final_of).final_settings(), **explicit_settings(values)}
     return settings.with_recipe(values.recipe, explicit_settings(values))
@@ -103,17 +106,23 @@ def train(values: Flags) -> None:
         new = _new_settings(values)
         if values.final_of:
             length = f"{new['epochs']} epochs of {new['steps_per_epoch']} steps"
-            logging.info("final model of %s: %s on all classes; nothing is measured", values.final_of, length)
+            logging.info(
+                "final model of %s: %s on all classes; nothing is measured", values.final_of, length
+            )
         elif added := {name: value for name, value in new.items() if name not in explicit}:
             recipe = settings.recipe_for(explicit) if flags.recipe == "auto" else flags.recipe
-            written = shlex.join(f"--{name}={settings.as_text(value)}" for name, value in added.items())
+            written = shlex.join(
+                f"--{name}={settings.as_text(value)}" for name, value in added.items()
+            )
             logging.info("recipe %s: %s", recipe, written)
         experiment = settings.Experiment(**new)
     if flags.dry_run:
         print(trainer.describe(experiment))
         return
     if cluster.cluster and (experiment.seeds or experiment.folds):
-        raise UserError("--seeds and --folds train run after run in one process: leave out --cluster")
+        raise UserError(
+            "--seeds and --folds train run after run in one process: leave out --cluster"
+        )
     try:
         if cluster.cluster:
             run: TrainingRun | None = train_on_cluster(experiment, cluster, flags.resume)
@@ -140,7 +149,11 @@ def train(values: Flags) -> None:
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each metric of a result."""
-    before, chance, runs = result["metrics_before"], result.get("chance", {}), result.get("runs", [])
+    before, chance, runs = (
+        result["metrics_before"],
+        result.get("chance", {}),
+        result.get("runs", []),
+    )
     width = max(12, *map(len, result["metrics"]))
     for name, value in result["metrics"].items():
         if isinstance(value, float):
@@ -149,11 +162,17 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
             over_classes = _interval(result["intervals"].get(name), "classes", 3)
             yield f"  {name:<{width}} {start}{100 * value:5.1f} %{over_classes}{random}"
             if ends := result.get("intervals_runs", {}).get(name):
-                yield _interval(ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", width + 19)
+                yield _interval(
+                    ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", width + 19
+                )
 
 
 def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
-    return f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})" if ends else ""
+    return (
+        f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})"
+        if ends
+        else ""
+    )
 
 
 COMMAND = Command("train", train, FLAGS, __doc__, values=_values)

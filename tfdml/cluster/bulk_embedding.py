@@ -16,7 +16,8 @@ from tfdml.embeddings.passes import Part
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import LOCK, in_store, is_file, is_remote
 
-# How often a part is begun again whose process is lost on the way, as to an image that takes all memory.
+# How often a part is begun again whose process is lost on the way, as to an image that takes all
+# memory.
 _MOST_RETRIES = 3
 # What Ray passes between processes here are lists of paths.
 _OBJECT_STORE = 2**27
@@ -24,7 +25,8 @@ _CPUS_PER_ACTOR = 4
 
 
 class PartEmbedder:
-    """Embeds parts; an actor of Ray, which holds the model. The vectors go from here to their file, past Ray.
+    """Embeds parts; an actor of Ray, which holds the model. The vectors go from here to their file,
+    past Ray.
 
     Args:
         model: As `load_backend`; a path from the root.
@@ -34,12 +36,19 @@ class PartEmbedder:
     """
 
     def __init__(self, model: str, truncate_dim: int, folder: EmbeddingFolder, threads: int = 0):
-        self.model, self.truncate_dim, self.folder, self.threads = model, truncate_dim, folder, threads
+        self.model, self.truncate_dim, self.folder, self.threads = (
+            model,
+            truncate_dim,
+            folder,
+            threads,
+        )
 
     @functools.cached_property
     def backend(self) -> Any:
         """The model, loaded with the first part: what is wrong with it then comes as it is."""
-        with contextlib.suppress(RuntimeError):  # TensorFlow has run already, as in a process that is not Ray's
+        with contextlib.suppress(
+            RuntimeError
+        ):  # TensorFlow has run already, as in a process that is not Ray's
             tf.config.threading.set_intra_op_parallelism_threads(self.threads)
             tf.config.threading.set_inter_op_parallelism_threads(self.threads)
         return load_backend(self.model, threads=self.threads, truncate_dim=self.truncate_dim)
@@ -53,14 +62,22 @@ class PartEmbedder:
         path = self.folder.folder
         if not (is_remote(path) or is_file(self.folder.path(LOCK))):
             advice = "name a folder that every machine of the cluster has mounted at the same place"
-            raise UserError(f"`folder={path}`: a worker on {platform.node()} does not see it; {advice}")
+            raise UserError(
+                f"`folder={path}`: a worker on {platform.node()} does not see it; {advice}"
+            )
         return part.embed(self.backend, self.folder)
 
 
 def embed_parts(
-    parts: Sequence[Part], model: str, folder: EmbeddingFolder, cluster: str, actors: int = 0, truncate_dim: int = 0
+    parts: Sequence[Part],
+    model: str,
+    folder: EmbeddingFolder,
+    cluster: str,
+    actors: int = 0,
+    truncate_dim: int = 0,
 ) -> Iterator[PartRecord]:
-    """Embed parts over many processes, and yield the record of each as it is done. A process that is lost is replaced.
+    """Embed parts over many processes, and yield the record of each as it is done. A process that
+    is lost is replaced.
 
     Args:
         parts: What.
@@ -77,11 +94,14 @@ def embed_parts(
         >>> from tfdml.embeddings.passes import EmbeddingPass
         >>> work = EmbeddingPass([test], ImageTable.of([test]))
         >>> folder = EmbeddingFolder("vectors", work.identity(load_backend("models/cars_jrd")))
-        >>> work.run(folder, lambda parts: embed_parts(parts, "models/cars_jrd", folder, "local"), {})  # doctest: +SKIP
+        >>> work.run(folder, lambda parts: embed_parts(parts, "models/cars_jrd", folder, "local"),
+        ...     {})  # doctest: +SKIP
         True
     """
     if is_remote(model) and not in_store(model):
-        raise UserError(f"`model={model}`: the actors load the model themselves: name a file or a folder")
+        raise UserError(
+            f"`model={model}`: the actors load the model themselves: name a file or a folder"
+        )
     model = model if is_remote(model) else os.path.abspath(os.path.expanduser(model))
     if not parts:
         return
@@ -90,7 +110,10 @@ def embed_parts(
 
         workers = _workers(ray.cluster_resources(), actors, len(parts))
         embedder = ray.remote(
-            num_cpus=workers.cpus, num_gpus=workers.gpus, max_restarts=-1, max_task_retries=_MOST_RETRIES
+            num_cpus=workers.cpus,
+            num_gpus=workers.gpus,
+            max_restarts=-1,
+            max_task_retries=_MOST_RETRIES,
         )(PartEmbedder)
         settings = model, truncate_dim, folder, 0 if workers.gpus else workers.cpus
         pool = ActorPool([embedder.remote(*settings) for _ in range(workers.actors)])
@@ -127,5 +150,7 @@ def _workers(resources: Mapping[str, float], actors: int, parts: int) -> _Worker
     cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     actors = min(actors or gpus or max(1, cpus // _CPUS_PER_ACTOR), parts)
     if actors > cpus:
-        raise UserError(f"`actors={actors}`: the cluster has {cpus} CPUs; each actor takes one at least")
+        raise UserError(
+            f"`actors={actors}`: the cluster has {cpus} CPUs; each actor takes one at least"
+        )
     return _Workers(actors, cpus // actors, 1 if gpus >= actors else 0)

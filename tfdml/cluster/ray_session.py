@@ -12,8 +12,9 @@ from typing import Any
 from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
 
 LOCAL = "local"
-# Before Ray is imported: it neither reports its use nor warns of what the next release will do, its C++ code prints
-# nothing, and its workers, which do the command's work, are not put behind all other processes.
+# Before Ray is imported: it neither reports its use nor warns of what the next release will do, its
+# C++ code prints nothing, and its workers, which do the command's work, are not put behind all
+# other processes.
 _SETTINGS = {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_worker_niceness": "0",
@@ -38,15 +39,21 @@ def import_ray() -> Any:
 
 @contextlib.contextmanager
 def ray_session(
-    address: str = LOCAL, *, cpus: int | None = None, object_store_bytes: int | None = None, show_workers: bool = False
+    address: str = LOCAL,
+    *,
+    cpus: int | None = None,
+    object_store_bytes: int | None = None,
+    show_workers: bool = False,
 ) -> Iterator:
     """Ray, ready for work, with nothing on the error stream that is not ours.
 
     Args:
-        address: `"local"`: a Ray of its own on this machine, which ends with the block, and with this process however
-            it ends. `"ray://host:10001"` (Ray's client) or `"host:6379"`: a cluster that runs, and stays.
+        address: `"local"`: a Ray of its own on this machine, which ends with the block, and with
+            this process however it ends. `"ray://host:10001"` (Ray's client) or `"host:6379"`: a
+            cluster that runs, and stays.
         cpus: Of a local one: how many CPUs its workers may take; None: all.
-        object_store_bytes: Of a local one: the memory for what workers pass on; None: as Ray chooses.
+        object_store_bytes: Of a local one: the memory for what workers pass on; None: as Ray
+            chooses.
         show_workers: Print what the workers print.
 
     Yields:
@@ -67,9 +74,16 @@ def ray_session(
     options: dict[str, Any] = {"log_to_driver": show_workers, "logging_level": logging.ERROR}
     if address == LOCAL:
         # Its workers import the tfdml that this process has, wherever it lies.
-        paths = [str(Path(__file__).resolve().parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        paths = [
+            str(Path(__file__).resolve().parents[2]),
+            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+        ]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-        options |= {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": object_store_bytes}
+        options |= {
+            "num_cpus": cpus,
+            "include_dashboard": False,
+            "object_store_memory": object_store_bytes,
+        }
     else:
         options["address"] = address
     # Ray's own handler would end the process before it has tidied up.
@@ -81,7 +95,10 @@ def ray_session(
         why = short_message(error, "last" if "Initialization failure" in str(error) else "first")
         if address == LOCAL:
             raise UserError(f"Ray cannot be started here: {why}") from error
-        advice = "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it or by ray://"
+        advice = (
+            "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it "
+            "or by ray://"
+        )
         raise UserError(f"`cluster={address}` cannot be joined: {why}; {advice}") from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
@@ -89,17 +106,25 @@ def ray_session(
     try:
         yield ray
     except Exception as error:
-        if not address.startswith("ray://") or (ray.is_initialized() and not isinstance(error, ConnectionError)):
+        if not address.startswith("ray://") or (
+            ray.is_initialized() and not isinstance(error, ConnectionError)
+        ):
             raise
-        advice = "start the command again (train with --resume), or on a host of the cluster by HOST:PORT"
+        advice = (
+            "start the command again (train with --resume), or on a host of the cluster by "
+            "HOST:PORT"
+        )
         why = f"{advice}: {short_message(error, longest=100)}"
-        raise UserError(f"`cluster={address}`: the connection is lost, and with it the work there: {why}") from error
+        raise UserError(
+            f"`cluster={address}`: the connection is lost, and with it the work there: {why}"
+        ) from error
     finally:
         ray.shutdown()
 
 
 def as_user_error(error: Any) -> UserError | None:
-    """Return the `UserError` that a worker raised, from what Ray made of it; None where it was something else.
+    """Return the `UserError` that a worker raised, from what Ray made of it; None where it was
+    something else.
 
     Example:
         >>> as_user_error(RuntimeError("lost")) is None

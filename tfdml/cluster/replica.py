@@ -64,7 +64,9 @@ class Call:
     by_row: bool
 
 
-def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]], most: int) -> Call:
+def parse_call(
+    body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]], most: int
+) -> Call:
     r"""Return the tensors of the body of a predict request.
 
     Args:
@@ -85,7 +87,10 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
         raise UserError("the request must be an object with either 'instances' or 'inputs'")
     name = request.get("signature_name") or "serving_default"
     if not isinstance(name, str) or name not in signatures:
-        raise UserError(f"Serving signature key {json.dumps(name)[:80]} not found; there are {', '.join(signatures)}")
+        raise UserError(
+            f"Serving signature key {json.dumps(name)[:80]} not found; there are "
+            f"{', '.join(signatures)}"
+        )
     specs, by_row = signatures[name], "instances" in request
     values: Any = request["instances" if by_row else "inputs"]
     if by_row and not (isinstance(values, list) and values):
@@ -96,7 +101,10 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
     for row in rows:
         if set(row) != set(specs):
             what = "each of 'instances'" if by_row else "'inputs'"
-            raise UserError(f"{what} must have the keys {', '.join(sorted(specs))}, not {', '.join(sorted(row))}")
+            raise UserError(
+                f"{what} must have the keys {', '.join(sorted(specs))}, not "
+                f"{', '.join(sorted(row))}"
+            )
     columns = {key: [row[key] for row in rows] for key in specs} if by_row else rows[0]
     for column in columns.values():
         _check_count(column, most)
@@ -108,22 +116,30 @@ def parse_call(body: bytes, signatures: Mapping[str, Mapping[str, tf.TensorSpec]
 
 def _check_count(rows: Any, most: int) -> None:
     if isinstance(rows, list) and len(rows) > most:
-        raise UserError(f"the request has {len(rows):,} instances; at most {most:,} are taken: send several requests")
+        raise UserError(
+            f"the request has {len(rows):,} instances; at most {most:,} are taken: send several "
+            "requests"
+        )
 
 
 def check_pixels(call: Call, megapixels: float) -> None:
-    """Refuse a request whose images have more pixels than this; what their headers state is read, and not decoded.
+    """Refuse a request whose images have more pixels than this; what their headers state is read,
+    and not decoded.
 
-    An image that has more by itself does not count: the model's own limit refuses it, and the others get their answers.
+    An image that has more by itself does not count: the model's own limit refuses it, and the
+    others get their answers.
 
     Raises:
         UserError: They have more.
     """
-    images = [data for value in call.inputs.values() if value.dtype == object for data in value.ravel()]
+    images = [
+        data for value in call.inputs.values() if value.dtype == object for data in value.ravel()
+    ]
     count = sum(pixels for pixels in map(_pixels, images) if pixels <= 1e6 * megapixels) / 1e6
     if count > megapixels:
         raise UserError(
-            f"the images have {count:,.1f} megapixels; at most {megapixels:,.10g} are taken: send several requests"
+            f"the images have {count:,.1f} megapixels; at most {megapixels:,.10g} are taken: send "
+            "several requests"
         )
 
 
@@ -139,17 +155,23 @@ def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
     dtype = np.dtype(spec.dtype.as_numpy_dtype)
     with user_errors(ValueError, f"{name}: {REASON}"):
         if spec.dtype == tf.string:
-            array = np.array(list(map(_decoded, value)) if isinstance(value, list) else _decoded(value), object)
+            array = np.array(
+                list(map(_decoded, value)) if isinstance(value, list) else _decoded(value), object
+            )
         else:
             array = np.array(value)
-            if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(dtype.kind, "iuf"):
+            if array.size and array.dtype.kind not in {"u": "iu", "i": "iu", "b": "b"}.get(
+                dtype.kind, "iuf"
+            ):
                 raise ValueError(f"its values must be {spec.dtype.name}")
             with np.errstate(all="ignore"):
                 original, array = array, array.astype(dtype)
             if dtype.kind in "iu" and (original != array).any():
                 raise ValueError(f"a value is beyond {spec.dtype.name}")
     if not spec.shape.is_compatible_with(array.shape):
-        raise UserError(f"{name}: its shape is {array.shape}, and must be {tuple(spec.shape.as_list())}")
+        raise UserError(
+            f"{name}: its shape is {array.shape}, and must be {tuple(spec.shape.as_list())}"
+        )
     return array
 
 
@@ -175,13 +197,16 @@ def write_answer(outputs: Mapping[str, np.ndarray], by_row: bool) -> bytes:
 
     texts = np.vectorize(lambda text: text.decode("utf-8", "replace"), otypes=[object])
     columns: dict[str, Any] = {
-        name: (texts(value) if value.dtype == object else value).tolist() for name, value in outputs.items()
+        name: (texts(value) if value.dtype == object else value).tolist()
+        for name, value in outputs.items()
     }
     alone = next(iter(columns.values())) if len(columns) == 1 else None
     if not by_row:
         return json.dumps({"outputs": columns if alone is None else alone}).encode()
     if alone is None:
-        alone = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        alone = [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ]
     return json.dumps({"predictions": alone}).encode()
 
 
@@ -199,18 +224,27 @@ class Replica:
     def __init__(self, folder: str, settings: ServeSettings):
         from ray.serve._private import replica
 
-        # The port for calls between deployments, of which there are none, would be open to all hosts (Ray 2.60).
+        # The port for calls between deployments, of which there are none, would be open to all
+        # hosts (Ray 2.60).
         replica.add_port_to_grpc_server = lambda server, _: server.add_insecure_port("127.0.0.1:0")
-        with user_errors((OSError, tf.errors.OpError, ValueError), f"cannot be loaded: {REASON}", keep="first"):
+        with user_errors(
+            (OSError, tf.errors.OpError, ValueError), f"cannot be loaded: {REASON}", keep="first"
+        ):
             # Kept, as its signatures live no longer than it.
             self._model = tf.saved_model.load(folder)
         self._functions = dict(self._model.signatures)
-        self._inputs = {name: call.structured_input_signature[1] for name, call in self._functions.items()}
+        self._inputs = {
+            name: call.structured_input_signature[1] for name, call in self._functions.items()
+        }
         self._settings, self._thread = settings, concurrent.futures.ThreadPoolExecutor(1)
-        for name, inputs in warm_up_requests(self._functions if (Path(folder) / WARM_UP).is_file() else {}):
+        for name, inputs in warm_up_requests(
+            self._functions if (Path(folder) / WARM_UP).is_file() else {}
+        ):
             for output, value in self._compute(name, inputs).items():
                 if value.dtype.kind == "f" and np.isnan(value).any():
-                    raise UserError(f"its signature {name} answers a warm-up request with NaN as {output}")
+                    raise UserError(
+                        f"its signature {name} answers a warm-up request with NaN as {output}"
+                    )
 
     async def predict(self, body: bytes) -> tuple[int, bytes]:
         """Return the status and the body of the answer."""
@@ -219,7 +253,9 @@ class Replica:
             call = await asyncio.to_thread(parse_call, body, self._inputs, settings.max_instances)
             await asyncio.to_thread(check_pixels, call, settings.max_megapixels)
             loop = asyncio.get_running_loop()
-            answer = await loop.run_in_executor(self._thread, self._compute, call.signature, call.inputs)
+            answer = await loop.run_in_executor(
+                self._thread, self._compute, call.signature, call.inputs
+            )
             return 200, await asyncio.to_thread(write_answer, answer, call.by_row)
         except UserError as error:
             return 400, _error(short_message(error))
@@ -229,10 +265,15 @@ class Replica:
 
     def _compute(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {
-            name: tf.constant(value, tf.string if value.dtype == object else None) for name, value in inputs.items()
+            name: tf.constant(value, tf.string if value.dtype == object else None)
+            for name, value in inputs.items()
         }
-        with user_errors((tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"):
-            return {name: value.numpy() for name, value in self._functions[signature](**tensors).items()}
+        with user_errors(
+            (tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"
+        ):
+            return {
+                name: value.numpy() for name, value in self._functions[signature](**tensors).items()
+            }
 
 
 def _error(message: str) -> bytes:

@@ -1,7 +1,7 @@
 """An exported model behind HTTP, in TensorFlow Serving's REST format.
 
-Ray Serve runs the replicas, and starts one again that has died. uvicorn answers HTTP: Ray Serve's own proxy limits
-neither the size of a request nor the time that one takes to arrive.
+Ray Serve runs the replicas, and starts one again that has died. uvicorn answers HTTP: Ray Serve's
+own proxy limits neither the size of a request nor the time that one takes to arrive.
 """
 
 import asyncio
@@ -29,7 +29,8 @@ from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_con
 
 # Of a local Ray: what waits in shared memory.
 _OBJECT_STORE = 512 * 2**20
-# Times the largest request that are read and dropped, so that a client that is still sending reads the refusal.
+# Times the largest request that are read and dropped, so that a client that is still sending reads
+# the refusal.
 _DROPPED = 8
 
 
@@ -68,7 +69,9 @@ def start_version(folder: Path, model: str, settings: ServeSettings) -> Version:
         ray_actor_options={"num_cpus": 0},
     )
     try:
-        handle = ray_serve.run(deployment.bind(str(folder), settings), name=model, route_prefix=None)
+        handle = ray_serve.run(
+            deployment.bind(str(folder), settings), name=model, route_prefix=None
+        )
         return Version(model, folder.name, handle)
     except Exception as error:
         reason = _reason(model) or short_message(error)
@@ -76,7 +79,8 @@ def start_version(folder: Path, model: str, settings: ServeSettings) -> Version:
 
 
 def _reason(application: str) -> str:
-    """Return why a version could not be loaded, from the traceback that Ray Serve keeps; empty where there is none."""
+    """Return why a version could not be loaded, from the traceback that Ray Serve keeps; empty
+    where there is none."""
     status = ray_serve.status().applications.get(application)
     texts = [deployment.message for deployment in status.deployments.values()] if status else []
     last = [text.strip().splitlines()[-1] for text in texts if "Traceback" in text]
@@ -101,7 +105,9 @@ class _Model:
     async def predict(self, request: Request) -> Response:
         """Answer a predict request, unless too many wait already."""
         if self._waiting >= self._settings.max_waiting:
-            raise HTTPException(503, f"{self._waiting} requests wait already: try again", {"Retry-After": "1"})
+            raise HTTPException(
+                503, f"{self._waiting} requests wait already: try again", {"Retry-After": "1"}
+            )
         self._waiting += 1
         try:
             code, body = await self._answer(request)
@@ -112,7 +118,9 @@ class _Model:
     async def _answer(self, request: Request) -> tuple[int, bytes]:
         self._check_version(request)
         settings = self._settings
-        body = await read_body(request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED)
+        body = await read_body(
+            request, int(settings.max_request_mb * 2**20), settings.timeout, _DROPPED
+        )
 
         async def predicted() -> tuple[int, bytes]:
             response = self._version.handle.predict.remote(body)
@@ -125,11 +133,15 @@ class _Model:
         try:
             return await while_connected(request, predicted(), settings.timeout)
         except TimeoutError:
-            raise HTTPException(504, f"the model did not answer within {settings.timeout:g} s") from None
+            raise HTTPException(
+                504, f"the model did not answer within {settings.timeout:g} s"
+            ) from None
         except (ray.exceptions.RayError, RayServeException) as error:
             reason = short_message(error, "first", True)
             logging.error("%s", reason)
-            raise HTTPException(503, "the model is starting again: try again", {"Retry-After": "1"}) from None
+            raise HTTPException(
+                503, "the model is starting again: try again", {"Retry-After": "1"}
+            ) from None
 
     async def status(self, request: Request) -> Response:
         """Answer with the state of the version, in TF Serving's words."""
@@ -171,7 +183,9 @@ def application(version: Version, settings: ServeSettings) -> Starlette:
             Route(f"{place}:predict", model.predict, methods=["POST"]),
             Route(place, model.status),
         ]
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refusal))
+    return Starlette(
+        routes=routes, exception_handlers=dict.fromkeys((HTTPException, Exception), _refusal)
+    )
 
 
 def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSettings) -> None:
@@ -190,7 +204,11 @@ def serve(folder: Path, name: str, listening: socket.socket, settings: ServeSett
         python_logging.getLogger("ray.serve").setLevel(python_logging.ERROR)
         ray_serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         app = application(start_version(folder, name, settings), settings)
-        with serving(app, listening, int(2 * settings.timeout), settings.max_waiting + CONNECTIONS) as thread:
+        with serving(
+            app, listening, int(2 * settings.timeout), settings.max_waiting + CONNECTIONS
+        ) as thread:
             print(f"serving at {address_of(listening)}/v1/models/{name}", flush=True)
-            while thread.is_alive():  # a `join` that a signal ends takes the thread for ended (Python 3.11)
+            while (
+                thread.is_alive()
+            ):  # a `join` that a signal ends takes the thread for ended (Python 3.11)
                 time.sleep(1)

@@ -1,4 +1,5 @@
-"""Training over Ray: a run by the workers of Ray Train, which starts them again where one is lost."""
+"""Training over Ray: a run by the workers of Ray Train, which starts them again where one is
+lost."""
 
 import dataclasses
 import logging as python_logging
@@ -13,7 +14,15 @@ from absl import flags, logging
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.flags import needs
-from tfdml.io.files import PARTIAL_PREFIX, is_file, is_folder, read_bytes, remove, require_local, write_whole
+from tfdml.io.files import (
+    PARTIAL_PREFIX,
+    is_file,
+    is_folder,
+    read_bytes,
+    remove,
+    require_local,
+    write_whole,
+)
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, TrainingRun, trainer
 from tfdml.training.settings import Settings, choice, positive
@@ -31,9 +40,10 @@ class ClusterSettings(Settings):
 
     Args:
         cluster: Train on a Ray cluster: its address, such as ray://host:10001, or local.
-        workers: With --cluster: how many processes train, each on a GPU where the cluster has as many.
-        storage: With --cluster: a folder or URL that all hosts see, where the run is kept until it has ended, such as
-            s3://bucket/runs; empty: next to --run_dir.
+        workers: With --cluster: how many processes train, each on a GPU where the cluster has as
+            many.
+        storage: With --cluster: a folder or URL that all hosts see, where the run is kept until it
+            has ended, such as s3://bucket/runs; empty: next to --run_dir.
 
     Raises:
         UserError: A number is out of range.
@@ -46,7 +56,9 @@ class ClusterSettings(Settings):
     storage: str = choice("", effect=needs("cluster"))
 
 
-def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: bool = False) -> TrainingRun:
+def train_on_cluster(
+    experiment: Experiment, settings: ClusterSettings, resume: bool = False
+) -> TrainingRun:
     """Run an experiment on a Ray cluster, and bring its folder here; returns the run.
 
     Args:
@@ -55,11 +67,14 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         resume: Resume a run that was stopped, from the last checkpoint in the storage.
 
     Raises:
-        UserError: Something that the user can mend; or workers were lost more often than they may be.
+        UserError: Something that the user can mend; or workers were lost more often than they may
+            be.
 
     Example:
-        >>> train_on_cluster(experiment, ClusterSettings(workers=2)).result["protocol"]  # doctest: +SKIP
-        'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in training'
+        >>> train_on_cluster(experiment,
+        ...     ClusterSettings(workers=2)).result["protocol"]  # doctest: +SKIP
+        'zero-shot: trained on 213 classes, evaluated all-to-all on 107 classes never seen in '
+        'training'
     """
     require_local(experiment.run_dir, "run_dir")
     folder = RunFolder(experiment.run_dir)
@@ -78,7 +93,9 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
         if resume and not begun:
             raise UserError(f"--resume: there is no run in {run}")
         if begun and not resume:
-            raise UserError(f"{run} holds a run already: continue with --resume, or name another --run_dir")
+            raise UserError(
+                f"{run} holds a run already: continue with --resume, or name another --run_dir"
+            )
         remove(f"{run}/{_ERROR}")
         _bring(_fit(experiment, settings, storage, name), folder.path)
     if not settings.storage:
@@ -87,7 +104,9 @@ def train_on_cluster(experiment: Experiment, settings: ClusterSettings, resume: 
 
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
-    with user_errors(ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"):
+    with user_errors(
+        ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"
+    ):
         import ray
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
@@ -98,7 +117,9 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
     ray_trainer = TensorflowTrainer(
         _work,
         train_loop_config={"flags": experiment.as_flags(), "run": run},
-        scaling_config=ScalingConfig(num_workers=settings.workers, use_gpu=on_gpus, resources_per_worker=resources),
+        scaling_config=ScalingConfig(
+            num_workers=settings.workers, use_gpu=on_gpus, resources_per_worker=resources
+        ),
         run_config=RunConfig(
             name=name,
             storage_path=storage,
@@ -114,7 +135,9 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
             raise UserError(read_bytes(f"{run}/{_ERROR}").decode()) from error
         saved = f"what it has saved is in {run}: continue it with --resume"
         why = short_message(error, "last", longest=150)
-        raise UserError(f"the run failed more than {_MOST_FAILURES} times; {saved} ({why})") from error
+        raise UserError(
+            f"the run failed more than {_MOST_FAILURES} times; {saved} ({why})"
+        ) from error
 
 
 def _work(config: dict[str, Any]) -> None:
@@ -137,7 +160,9 @@ def _work(config: dict[str, Any]) -> None:
             logging.info("resuming from the last checkpoint in the storage")
 
         def saved() -> None:
-            ray_train.report({}, checkpoint=ray_train.Checkpoint.from_directory(path) if is_chief else None)
+            ray_train.report(
+                {}, checkpoint=ray_train.Checkpoint.from_directory(path) if is_chief else None
+            )
 
         experiment = Experiment.from_flags(config["flags"], run_dir=str(path))
         try:

@@ -15,8 +15,8 @@ SPLITS = ("train", "test")
 # The two parts of a test split that has roles.
 ROLES = ("query", "gallery")
 
-# A reader is a function `read_NAME(data_dir, split, *, option=default, ...)`. One that gives `data_dir` a default works
-# without one.
+# A reader is a function `read_NAME(data_dir, split, *, option=default, ...)`. One that gives
+# `data_dir` a default works without one.
 for reader in (own_images.read_folder, own_images.read_list, *vars(official_archives).values()):
     if inspect.isfunction(reader) and reader.__name__.startswith("read_"):
         register("reader")(reader)
@@ -33,29 +33,35 @@ def names() -> list[str]:
     return list(registered("reader"))
 
 
-def load(name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any) -> ImageDataset:
+def load(
+    name: str, data_dir: str | os.PathLike | None = None, split: str = "train", **options: Any
+) -> ImageDataset:
     """Read one split of a data set.
 
     Args:
         name: One of `names()`.
-        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"` ignores it.
-        split: `"train"` or `"test"`: their classes are disjoint. Of `"folder"` also `"all"`: the images of both. Where
-            the test split has roles, as that of `"inshop"`, also `"query"` or `"gallery"` for that part of it.
+        data_dir: The folder that holds the data set as unpacked; for `"list"` the file. `"glyphs"`
+            ignores it.
+        split: `"train"` or `"test"`: their classes are disjoint. Of `"folder"` also `"all"`: the
+            images of both. Where the test split has roles, as that of `"inshop"`, also `"query"` or
+            `"gallery"` for that part of it.
         **options: What the data set's reader takes, e.g. `images_per_class` of `"glyphs"`.
 
     Returns:
         The images, their labels and the names of their classes. No image is decoded yet.
 
     Raises:
-        UserError: The name, the split or an option is unknown, `data_dir` is missing, or the files in it are not
-            as they should be.
+        UserError: The name, the split or an option is unknown, `data_dir` is missing, or the files
+            in it are not as they should be.
 
     Example:
         >>> len(load("glyphs", split="test", images_per_class=2))
         214
     """
     reader = find("reader", name)
-    check_choice(f"split of {name}", split, (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES)
+    check_choice(
+        f"split of {name}", split, (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
+    )
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     types = typing.get_type_hints(reader)

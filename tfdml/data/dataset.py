@@ -1,4 +1,5 @@
-"""What a data set is to the rest of the library: images that can be read by index, and their labels.
+"""What a data set is to the rest of the library: images that can be read by index, and their
+labels.
 
 And which of its images cannot be used: missing, damaged or unsupported files.
 """
@@ -35,8 +36,12 @@ from tfdml.pairwise import image_rows, integer_labels
 
 def _as_texts(values: Any) -> np.ndarray:
     texts = np.array(list(values), object)
-    for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[:1]:
-        raise UserError(f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out")
+    for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[
+        :1
+    ]:
+        raise UserError(
+            f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out"
+        )
     return np.array([str(text) for text in texts], object)
 
 
@@ -45,7 +50,9 @@ _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
     "super_labels": lambda values: integer_labels(values, "super_labels"),
     "is_query": lambda values: integer_labels(values, "is_query") != 0,
     "groups": lambda values: integer_labels(values, "groups"),
-    "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(len(values), -1),
+    "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(
+        len(values), -1
+    ),
     "texts": _as_texts,
     "tokens": np.asarray,
 }
@@ -53,14 +60,15 @@ _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Protocol:
-    """How a benchmark measures its data set, beyond classes, roles and groups. `evaluate_dataset` follows it.
+    """How a benchmark measures its data set, beyond classes, roles and groups. `evaluate_dataset`
+    follows it.
 
     Args:
         metrics: What it reports, as the `metrics` of `evaluate_retrieval`.
         ks: The K of `recall`.
         ids: (N,) int64, by which `lists` names the images; None where there are no lists.
-        lists: The images that are right for each query and those that are ignored, both as a mapping from the
-            query's id to ids; None where classes decide.
+        lists: The images that are right for each query and those that are ignored, both as a
+            mapping from the query's id to ids; None where classes decide.
         levels: (N, L) classes of a hierarchy, the finest level first; None for classes.
 
     Example:
@@ -77,7 +85,9 @@ class Protocol:
     def take(self, indices: np.ndarray) -> Protocol:
         """Return the protocol of the images at `indices`, in that order."""
         ids = None if self.ids is None else self.ids[indices]
-        return dataclasses.replace(self, ids=ids, levels=None if self.levels is None else self.levels[indices])
+        return dataclasses.replace(
+            self, ids=ids, levels=None if self.levels is None else self.levels[indices]
+        )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +95,8 @@ class PairList:
     """Pairs or triplets of the images of a data set, given one by one.
 
     Args:
-        rows: (G, 2) rows of the images of each pair, or (G, 3) anchor, positive and negative of each triplet.
+        rows: (G, 2) rows of the images of each pair, or (G, 3) anchor, positive and negative of
+            each triplet.
         is_similar: (G,) whether each pair is similar, 1 or 0; None for triplets.
 
     Raises:
@@ -102,7 +113,10 @@ class PairList:
     def __post_init__(self):
         rows, is_similar = image_rows(self.rows, "pairs"), self.is_similar
         if (is_similar is None) != (rows.shape[1] == 3):
-            raise UserError("give rows (G, 2) of pairs and whether each is similar, or rows (G, 3) of triplets alone")
+            raise UserError(
+                "give rows (G, 2) of pairs and whether each is similar, or rows (G, 3) of triplets "
+                "alone"
+            )
         if is_similar is not None:
             is_similar = np.asarray(is_similar, np.float64)
             if is_similar.shape != (len(rows),) or not np.isin(is_similar, (0, 1)).all():
@@ -111,9 +125,13 @@ class PairList:
         object.__setattr__(self, "is_similar", is_similar)
 
     def scored(self) -> np.ndarray:
-        """(P, 3) float64: of each pair, once, the two rows in ascending order, and 1 if it is similar, else 0."""
+        """(P, 3) float64: of each pair, once, the two rows in ascending order, and 1 if it is
+        similar, else 0."""
         if self.is_similar is None:
-            pairs = [np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1) for end in (1, 2)]
+            pairs = [
+                np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1)
+                for end in (1, 2)
+            ]
             scored = np.concatenate(pairs)
         else:
             scored = np.column_stack([self.rows, self.is_similar])
@@ -130,7 +148,8 @@ class PairList:
         return hashlib.sha256(self.scored().tobytes()).hexdigest()
 
     def take(self, indices: np.ndarray, size: int) -> PairList:
-        """Return those whose images all are among the images at `indices` of `size`, as rows of these."""
+        """Return those whose images all are among the images at `indices` of `size`, as rows of
+        these."""
         place = np.full(size, -1)
         place[indices] = np.arange(len(indices))
         rows = place[self.rows]
@@ -144,30 +163,32 @@ class ImageDataset:
 
     Args:
         name: The catalog's name of the data set, e.g. `"cars196"`.
-        split: `"train"` or `"test"`: their classes are disjoint; `"query"` or `"gallery"` for a part of the test split;
-            `"all"` for all images.
-        images: Where the images are; or an array (N, H, W, 3) of uint8 pixels 0-255, which becomes `ArrayImages`.
-        labels: (N,) integer class ids. A class keeps its id whatever the order of the files; the ids of a split need
-            not start at 0 nor be contiguous (see `contiguous`).
+        split: `"train"` or `"test"`: their classes are disjoint; `"query"` or `"gallery"` for a
+            part of the test split; `"all"` for all images.
+        images: Where the images are; or an array (N, H, W, 3) of uint8 pixels 0-255, which becomes
+            `ArrayImages`.
+        labels: (N,) integer class ids. A class keeps its id whatever the order of the files; the
+            ids of a split need not start at 0 nor be contiguous (see `contiguous`).
         class_names: The name of each class id that occurs; by default its digits.
-        super_labels: (N,) int64 ids of the coarser class of each image, such as the kind of product; None where the
-            data set has none.
-        is_query: (N,) bool, where the data set says which test images are queries and which are the gallery that they
-            are looked up in; None for all-to-all retrieval.
-        groups: (N,) integer ids of what images of a class must not share to count as found, such as the camera or the
-            sequence, see `tfdml.evaluation.Relevance.classes`; None where nothing is ignored.
+        super_labels: (N,) int64 ids of the coarser class of each image, such as the kind of
+            product; None where the data set has none.
+        is_query: (N,) bool, where the data set says which test images are queries and which are the
+            gallery that they are looked up in; None for all-to-all retrieval.
+        groups: (N,) integer ids of what images of a class must not share to count as found, such as
+            the camera or the sequence, see `tfdml.evaluation.Relevance.classes`; None where nothing
+            is ignored.
         protocol: What the data set's benchmark measures, and by what; None for classes alone.
-        label_rows: (N, L) integers, where an image has more than its class: label sets as rows of 0 and 1, or levels,
-            the finest first, which are those of `protocol`.
+        label_rows: (N, L) integers, where an image has more than its class: label sets as rows of 0
+            and 1, or levels, the finest first, which are those of `protocol`.
         pairs: Pairs or triplets of the images; images of no pair are in no given relation.
-        texts: (N,) str, a text of each image, for a learner of images and texts. An image with several texts is there
-            as often.
-        tokens: (N, T) integers, what `TextEmbedder.tokenize` makes of the texts; or (N, D) floats, their stored
-            vectors. The training batches have them next to the images.
+        texts: (N,) str, a text of each image, for a learner of images and texts. An image with
+            several texts is there as often.
+        tokens: (N, T) integers, what `TextEmbedder.tokenize` makes of the texts; or (N, D) floats,
+            their stored vectors. The training batches have them next to the images.
 
     Raises:
-        UserError: There is no image, labels and images differ in number, labels are no integers, a text is empty, or
-            tokens are next to pairs or `label_rows`.
+        UserError: There is no image, labels and images differ in number, labels are no integers, a
+            text is empty, or tokens are next to pairs or `label_rows`.
 
     Example:
         >>> ImageDataset(images=np.zeros((4, 32, 32, 3), np.uint8), labels=[0, 0, 1, 1])
@@ -202,16 +223,25 @@ class ImageDataset:
             if getattr(self, field) is not None:
                 values[field] = read(getattr(self, field))
                 if len(values[field]) != len(labels):
-                    raise UserError(f"{self.name}: {len(labels)} images but {field} of shape {values[field].shape}")
+                    raise UserError(
+                        f"{self.name}: {len(labels)} images but {field} of shape "
+                        f"{values[field].shape}"
+                    )
         if self.pairs is not None:
             image_rows(self.pairs.rows, f"{self.name}: pairs", len(images))
         if self.tokens is not None and (self.pairs is not None or self.label_rows is not None):
-            raise UserError(f"{self.name}: texts go with one class an image, without pairs, label sets or levels")
+            raise UserError(
+                f"{self.name}: texts go with one class an image, without pairs, label sets or "
+                "levels"
+            )
         for field, value in values.items():
             object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
-        return f"ImageDataset({self.name!r}, {self.split!r}, images={len(self)}, classes={self.num_classes})"
+        return (
+            f"ImageDataset({self.name!r}, {self.split!r}, images={len(self)}, "
+            f"classes={self.num_classes})"
+        )
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -228,21 +258,27 @@ class ImageDataset:
 
     @functools.cached_property
     def targets(self) -> np.ndarray:
-        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`, or `labels`.
+        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`,
+        or `labels`.
 
-        With `tokens`, where images of different classes share a text: (N, 2) labels and `text_numbers`, for
-        `tfdml.mining.same_label_or_text`.
+        With `tokens`, where images of different classes share a text: (N, 2) labels and
+        `text_numbers`, for `tfdml.mining.same_label_or_text`.
         """
         if self.pairs is not None:
             return np.arange(len(self))
         if self.tokens is not None:
             both = np.stack([self.labels, self.text_numbers], axis=1)
-            return both if len(np.unique(both, axis=0)) > len(np.unique(self.text_numbers)) else self.labels
+            return (
+                both
+                if len(np.unique(both, axis=0)) > len(np.unique(self.text_numbers))
+                else self.labels
+            )
         return self.labels if self.label_rows is None else self.label_rows
 
     @functools.cached_property
     def text_numbers(self) -> np.ndarray:
-        """(N,) int64, equal for equal texts, in their sorted order; where there are none, for equal `tokens`.
+        """(N,) int64, equal for equal texts, in their sorted order; where there are none, for equal
+        `tokens`.
 
         Raises:
             UserError: There are neither.
@@ -253,7 +289,9 @@ class ImageDataset:
 
     def _require_texts(self) -> None:
         if self.texts is None and self.tokens is None:
-            raise UserError(f"{self.name} has no texts: give its list a column text, or the data set `texts`")
+            raise UserError(
+                f"{self.name} has no texts: give its list a column text, or the data set `texts`"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -270,7 +308,8 @@ class ImageDataset:
         """The queries alone, as a data set of split `"query"`.
 
         Raises:
-            UserError: The data set does not distinguish queries from a gallery, or has no query left.
+            UserError: The data set does not distinguish queries from a gallery, or has no query
+                left.
         """
         return self._role("query", True)
 
@@ -279,7 +318,8 @@ class ImageDataset:
         """The gallery alone, as a data set of split `"gallery"`.
 
         Raises:
-            UserError: The data set does not distinguish queries from a gallery, or has no gallery left.
+            UserError: The data set does not distinguish queries from a gallery, or has no gallery
+                left.
         """
         return self._role("gallery", False)
 
@@ -319,22 +359,29 @@ class ImageDataset:
             UserError: There are no texts, or one does not fit.
         """
         self._require_texts()
-        return self if self.texts is None else dataclasses.replace(self, tokens=tokenize(self.texts))
+        return (
+            self if self.texts is None else dataclasses.replace(self, tokens=tokenize(self.texts))
+        )
 
     def select_classes(self, classes: Sequence[int] | np.ndarray) -> ImageDataset:
         """Return the images of the classes given, in their present order."""
         return self.take(np.flatnonzero(np.isin(self.labels, np.asarray(classes, np.int64))))
 
     def join(self, other: ImageDataset) -> ImageDataset:
-        """Return the images of two splits as one, of split `"all"`; classes of one name are one class.
+        """Return the images of two splits as one, of split `"all"`; classes of one name are one
+        class.
 
         Raises:
             UserError: The images have more than a class each: given pairs, label sets or levels.
         """
         if any(side.pairs is not None or side.label_rows is not None for side in (self, other)):
-            raise UserError(f"{self.name}: splits with given pairs, label sets or levels cannot be joined")
+            raise UserError(
+                f"{self.name}: splits with given pairs, label sets or levels cannot be joined"
+            )
         sides = (self, other)
-        names = dict.fromkeys(side.class_names[label] for side in sides for label in side.classes.tolist())
+        names = dict.fromkeys(
+            side.class_names[label] for side in sides for label in side.classes.tolist()
+        )
         ids = {name: number for number, name in enumerate(names)}
         labels = [ids[side.class_names[label]] for side in sides for label in side.labels.tolist()]
         coarse = [side.super_labels for side in sides if side.super_labels is not None]
@@ -345,18 +392,23 @@ class ImageDataset:
             labels,
             dict(enumerate(names)),
             super_labels=np.concatenate(coarse) if len(coarse) == 2 else None,
-            texts=None if any(side.texts is None for side in sides) else np.concatenate([s.texts for s in sides]),
+            texts=None
+            if any(side.texts is None for side in sides)
+            else np.concatenate([s.texts for s in sides]),
         )
 
     def contiguous(self) -> ImageDataset:
-        """Return the same images with class ids 0 .. num_classes - 1, in ascending order of the old ids."""
+        """Return the same images with class ids 0 .. num_classes - 1, in ascending order of the old
+        ids."""
         classes, labels = np.unique(self.labels, return_inverse=True)
         names = {new: self.class_names[int(old)] for new, old in enumerate(classes)}
         return dataclasses.replace(self, labels=labels.astype(np.int64), class_names=names)
 
     def _role(self, split: str, is_query: bool) -> ImageDataset:
         if self.is_query is None:
-            raise UserError(f"{self.name}: the {self.split} split is not divided into queries and a gallery")
+            raise UserError(
+                f"{self.name}: the {self.split} split is not divided into queries and a gallery"
+            )
         rows = np.flatnonzero(self.is_query == is_query)
         if not len(rows):
             raise UserError(f"{self.name}: the {self.split} split has no {split} image")
@@ -370,7 +422,8 @@ _TAIL = 256
 
 _JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
 _PNG_END = b"IEND\xaeB`\x82"
-# What TensorFlow's message holds when reading or decoding an image failed: the operation's name or our own words.
+# What TensorFlow's message holds when reading or decoding an image failed: the operation's name or
+# our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
     rf"{FOREIGN}|animated WebP|too narrow"
@@ -395,14 +448,16 @@ class ImageError:
         return f"{self.name}: {self.reason}"
 
 
-def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = "headers") -> ImageDataset:
+def check(
+    dataset: ImageDataset, bad_images: str = "error", check_images: str = "headers"
+) -> ImageDataset:
     """Check all images of a data set before it is used.
 
     Args:
         dataset: The data set.
         bad_images: `"error"` to stop at bad images, `"skip"` to leave them out and log how many.
-        check_images: `"headers"`: the header and the end of each file; `"decode"`: every image is decoded, at about a
-            millisecond each.
+        check_images: `"headers"`: the header and the end of each file; `"decode"`: every image is
+            decoded, at about a millisecond each.
 
     Returns:
         The data set, without the bad images.
@@ -419,23 +474,29 @@ def check(dataset: ImageDataset, bad_images: str = "error", check_images: str = 
         return dataset
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
     if bad_images == "error":
-        raise UserError(f"{where} cannot be used: {_named(faults)}; mend them, or set `bad_images='skip'`")
+        raise UserError(
+            f"{where} cannot be used: {_named(faults)}; mend them, or set `bad_images='skip'`"
+        )
     if len(faults) == len(dataset):
         raise UserError(f"none of the {where} can be used: {_named(faults)}")
     logging.warning("skipping %s: %s", where, _named(faults))
     return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
 
 
-def find_faults(images: Images, decode: bool = True, max_pixels: int = DECODER_LIMIT) -> list[ImageError]:
-    """Check images, on all cores by the decoder that training uses, or by their header and end alone.
+def find_faults(
+    images: Images, decode: bool = True, max_pixels: int = DECODER_LIMIT
+) -> list[ImageError]:
+    """Check images, on all cores by the decoder that training uses, or by their header and end
+    alone.
 
     JPEG, PNG and WebP are supported, recognized by content and not by name.
 
     Args:
         images: The images. Arrays have nothing to check.
-        decode: Decode images in full, at about a millisecond each. Damage in the middle of a file is not found
-            otherwise.
-        max_pixels: An image whose header states more pixels is bad: a small file can exhaust the memory.
+        decode: Decode images in full, at about a millisecond each. Damage in the middle of a file
+            is not found otherwise.
+        max_pixels: An image whose header states more pixels is bad: a small file can exhaust the
+            memory.
 
     Returns:
         The bad images, in order.
@@ -458,8 +519,15 @@ def find_faults(images: Images, decode: bool = True, max_pixels: int = DECODER_L
     faults: Iterator[str | None] = in_threads(header_fault, range(len(images)))
     if decode:
         # The shape alone: many images wait for their turn.
-        faults = (fault for _, fault in converted_images(images, lambda data: decode_whole(data).shape, max_pixels))
-    return [ImageError(index, images.name(index), fault) for index, fault in enumerate(faults) if fault]
+        faults = (
+            fault
+            for _, fault in converted_images(
+                images, lambda data: decode_whole(data).shape, max_pixels
+            )
+        )
+    return [
+        ImageError(index, images.name(index), fault) for index, fault in enumerate(faults) if fault
+    ]
 
 
 def converted_images(
@@ -473,7 +541,8 @@ def converted_images(
         max_pixels: As for `find_faults`.
 
     Example:
-        >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)), tfdml.data.decode_image))
+        >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)),
+        ...     tfdml.data.decode_image))
         (None, 'truncated JPEG (no end-of-image marker)')
     """
 
@@ -486,7 +555,10 @@ def converted_images(
             return None, fault
         try:
             return convert(tf.constant(data)), None
-        except (tf.errors.OpError, UnicodeDecodeError) as error:  # the second where a message quotes bytes
+        except (
+            tf.errors.OpError,
+            UnicodeDecodeError,
+        ) as error:  # the second where a message quotes bytes
             return None, f"damaged: {short_message(error, 'last')}"
 
     return in_threads(convert_or_fault, range(len(images)), os.cpu_count() or 1)
@@ -499,7 +571,9 @@ def access_fault(error: Exception) -> str:
         >>> access_fault(FileNotFoundError())
         'missing'
     """
-    if isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError":  # the second is TensorFlow's
+    if (
+        isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
+    ):  # the second is TensorFlow's
         return "missing"
     if isinstance(error, IsADirectoryError):
         return "a folder, not a file"
@@ -509,7 +583,9 @@ def access_fault(error: Exception) -> str:
 
 
 def explain_failure(
-    error: BaseException, dataset: ImageDataset, leave_out: str = "`check_images='decode'` and `bad_images='skip'`"
+    error: BaseException,
+    dataset: ImageDataset,
+    leave_out: str = "`check_images='decode'` and `bad_images='skip'`",
 ) -> UserError | None:
     """Find the images behind an exception that iteration over batches, or `fit`, raised.
 
@@ -518,11 +594,12 @@ def explain_failure(
     Args:
         error: The exception.
         dataset: The data set that the batches came from.
-        leave_out: By which arguments such images are left out (the default's are those of `tfdml.data.dataset.check`);
-            empty where they cannot be.
+        leave_out: By which arguments such images are left out (the default's are those of
+            `tfdml.data.dataset.check`); empty where they cannot be.
 
     Returns:
-        An error that names the images and what is wrong with them; None if the exception has another cause.
+        An error that names the images and what is wrong with them; None if the exception has
+        another cause.
 
     Example:
         >>> try:
@@ -532,7 +609,9 @@ def explain_failure(
     """
     if not (isinstance(error, tf.errors.OpError) and _IMAGE_FAILURE.search(str(error))):
         return None
-    logging.warning("an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset))
+    logging.warning(
+        "an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset)
+    )
     faults = find_faults(dataset.images)
     if not faults:
         return None
@@ -544,7 +623,9 @@ def explain_failure(
 def _named(items: Sequence[object]) -> str:
     """Return the first few of several, on one line."""
     named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
-    return named + (f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else "")
+    return named + (
+        f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else ""
+    )
 
 
 def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
@@ -571,7 +652,8 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
 
 
 def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:
-    """Return what is wrong with the end of a file of a supported format, by its last bytes where these will do."""
+    """Return what is wrong with the end of a file of a supported format, by its last bytes where
+    these will do."""
     size = file.seek(0, os.SEEK_END)
     if kind is WEBP:
         stated = int.from_bytes(head[4:8], "little") + 8
@@ -584,7 +666,8 @@ def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:
     data = file.read()
     if kind is PNG:
         return None if end in data else "truncated PNG (no IEND chunk)"
-    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well: the whole file
-    # must have one after the last start of a scan. Scan data cannot contain either marker.
+    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well:
+    # the whole file must have one after the last start of a scan. Scan data cannot contain either
+    # marker.
     scan = data.rfind(_JPEG_SCAN)
     return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(end) < scan else None

@@ -1,7 +1,7 @@
 """Decodes JPEG, PNG and WebP to RGB as a person sees them, in TensorFlow graph operations alone.
 
-The input pipeline and the exported serving graph call the same `decode_image`, so that what is served is what was
-trained.
+The input pipeline and the exported serving graph call the same `decode_image`, so that what is
+served is what was trained.
 """
 
 import dataclasses
@@ -14,7 +14,8 @@ import tensorflow as tf
 DECODER_LIMIT = 178_956_970
 # By default in a server, where an image takes up to ten bytes a pixel: 1 GB for the largest.
 SERVING_LIMIT = 100_000_000
-# A side may be this many times the other: enlarged until its shorter side fits, a line of pixels would fill the memory.
+# A side may be this many times the other: enlarged until its shorter side fits, a line of pixels
+# would fill the memory.
 NARROWEST = 100
 # Images of more pixels are decoded one at a time in a process, all others side by side.
 _LARGE = 2**25
@@ -30,7 +31,8 @@ class Format:
     Args:
         name: As people write it.
         start: The bytes that a file begins with.
-        extensions: Of file names, in lower case. A file without one of them may be an image as well, see `format_of`.
+        extensions: Of file names, in lower case. A file without one of them may be an image as
+            well, see `format_of`.
         brand: The bytes from the ninth on; empty for any.
     """
 
@@ -74,8 +76,8 @@ _XMP_IN_PNG = b"XML:com.adobe.xmp\0"
 _EXIF_AS_TEXT = b"Raw profile type exif\0"
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4
-# More of a TIFF block than this, more compressed text, and segments beyond this many are not read: a small file can
-# hold or inflate to anything.
+# More of a TIFF block than this, more compressed text, and segments beyond this many are not read:
+# a small file can hold or inflate to anything.
 _MOST_TIFF = 2**20
 _MOST_COMPRESSED = 2**16
 _MOST_SEGMENTS = 2**14
@@ -86,13 +88,14 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
 
     The format is recognized from the bytes, never from the file name.
 
-    - JPEG: gray, RGB, CMYK and YCCK (Adobe's inverted ones too), baseline and progressive; bit-equal with libjpeg's
-      accurate integer transform, which Pillow uses.
+    - JPEG: gray, RGB, CMYK and YCCK (Adobe's inverted ones too), baseline and progressive;
+      bit-equal with libjpeg's accurate integer transform, which Pillow uses.
     - PNG: every color type and depth; 16 bits are cut to the upper 8. APNG: the default image.
     - WebP: lossy and lossless. Animations are refused.
     - Transparency (alpha channel, palette or color key) is laid over white.
-    - The orientation is applied, as by Pillow's `ImageOps.exif_transpose`: that of EXIF, wherever it is in the file,
-      in a PNG also as text; where EXIF states none, that of XMP. A damaged block counts as upright.
+    - The orientation is applied, as by Pillow's `ImageOps.exif_transpose`: that of EXIF, wherever
+      it is in the file, in a PNG also as text; where EXIF states none, that of XMP. A damaged block
+      counts as upright.
     - Color profiles and gamma are ignored.
 
     Args:
@@ -102,8 +105,8 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
         (H, W, 3) uint8.
 
     Raises:
-        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged; or one side is more than
-            100 times the other.
+        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged; or
+            one side is more than 100 times the other.
 
     Example:
         >>> image = decode_image(jpeg)  # the bytes of a file
@@ -111,12 +114,20 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     encoded = tf.convert_to_tensor(encoded)
     size = header_size(encoded)
     wide = tf.reduce_max(size) <= NARROWEST * tf.maximum(tf.reduce_min(size), 1)
-    narrow = ["too narrow:", size[1], "x", size[0], f"pixels, one side is more than {NARROWEST} times the other"]
+    narrow = [
+        "too narrow:",
+        size[1],
+        "x",
+        size[0],
+        f"pixels, one side is more than {NARROWEST} times the other",
+    ]
     with tf.control_dependencies([tf.debugging.Assert(wide, narrow)]):
         encoded = tf.identity(encoded)
 
     def decode() -> tf.Tensor:
-        return tf.cond(is_format(encoded, JPEG), lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded))
+        return tf.cond(
+            is_format(encoded, JPEG), lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded)
+        )
 
     return tf.ensure_shape(_in_turn(size, decode), (None, None, 3))
 
@@ -128,7 +139,10 @@ def narrow_fault(height: int, width: int) -> str:
         >>> narrow_fault(2, 10_000)
         'too narrow: 10,000 x 2 pixels, one side is more than 100 times the other; crop it'
     """
-    fault = f"too narrow: {width:,} x {height:,} pixels, one side is more than {NARROWEST} times the other; crop it"
+    fault = (
+        f"too narrow: {width:,} x {height:,} pixels, one side is more than {NARROWEST} times the "
+        "other; crop it"
+    )
     return fault if max(height, width) > NARROWEST * min(height, width) else ""
 
 
@@ -158,12 +172,18 @@ def is_format(encoded: tf.Tensor, known: Format) -> tf.Tensor:
     return start & _has(encoded, 8, known.brand) if known.brand else start
 
 
-def not_inlined(*specs: tf.TensorSpec) -> Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]]:
-    """Return the decorator of a part of graphs that most images do not need, called with tensors of these kinds.
+def not_inlined(
+    *specs: tf.TensorSpec,
+) -> Callable[[Callable[..., tf.Tensor]], Callable[..., tf.Tensor]]:
+    """Return the decorator of a part of graphs that most images do not need, called with tensors of
+    these kinds.
 
-    Inlined, even the operations of a branch not taken cost time, together half that of decoding a thumbnail.
+    Inlined, even the operations of a branch not taken cost time, together half that of decoding a
+    thumbnail.
     """
-    return tf.function(input_signature=specs, autograph=False, experimental_attributes={"_noinline": True})
+    return tf.function(
+        input_signature=specs, autograph=False, experimental_attributes={"_noinline": True}
+    )
 
 
 def header_size(encoded: tf.Tensor) -> tf.Tensor:
@@ -193,7 +213,9 @@ def header_size(encoded: tf.Tensor) -> tf.Tensor:
 @not_inlined(tf.TensorSpec((), tf.string))
 def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
     # With zeros behind, where the header is cut off.
-    padded = tf.io.decode_raw(tf.strings.substr(encoded, 0, _LONGEST_HEADER), tf.uint8, fixed_length=_LONGEST_HEADER)
+    padded = tf.io.decode_raw(
+        tf.strings.substr(encoded, 0, _LONGEST_HEADER), tf.uint8, fixed_length=_LONGEST_HEADER
+    )
     header = tf.cast(padded, tf.int64)
 
     def number(data: tf.Tensor) -> tf.Tensor:
@@ -216,7 +238,9 @@ def _size_of_other(encoded: tf.Tensor) -> tf.Tensor:
 @not_inlined(tf.TensorSpec((), tf.string))
 def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     def webp_or_error() -> tf.Tensor:
-        return tf.cond(is_format(encoded, WEBP), lambda: _decode_webp(encoded), lambda: _refuse(encoded))
+        return tf.cond(
+            is_format(encoded, WEBP), lambda: _decode_webp(encoded), lambda: _refuse(encoded)
+        )
 
     return tf.cond(is_format(encoded, PNG), lambda: _decode_png(encoded), webp_or_error)
 
@@ -227,11 +251,14 @@ def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _decode_png(encoded: tf.Tensor) -> tf.Tensor:
-    # The decoder strips a color key unless four channels are asked for, and then gives images of less than
-    # 8 bits without a key the alpha 1, 3 or 15 instead of 255: so ask for four only where there is transparency.
+    # The decoder strips a color key unless four channels are asked for, and then gives images of
+    # less than 8 bits without a key the alpha 1, 3 or 15 instead of 255: so ask for four only where
+    # there is transparency.
     color_type = _byte(encoded, 25)
     # Most files have none of these, and those of many chunks take long to walk through.
-    special = tf.strings.regex_full_match(encoded, r"\C*(tRNS|eXIf|Raw profile type exif|XML:com\.adobe\.xmp)\C*")
+    special = tf.strings.regex_full_match(
+        encoded, r"\C*(tRNS|eXIf|Raw profile type exif|XML:com\.adobe\.xmp)\C*"
+    )
     keyed, orientation = tf.cond(special, lambda: _read_png_chunks(encoded), lambda: (False, 1))
     image = tf.cond(
         (color_type >= 4) | keyed,
@@ -250,7 +277,9 @@ def _decode_webp(encoded: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([check]):
         image = tf.io.decode_webp(encoded)[0]
     image = tf.cond(tf.shape(image)[-1] == 4, lambda: _over_white(image), lambda: image)
-    return _upright(image, tf.cond(flags & 0x0C != 0, lambda: _orientation_of_webp(encoded, flags), lambda: 1))
+    return _upright(
+        image, tf.cond(flags & 0x0C != 0, lambda: _orientation_of_webp(encoded, flags), lambda: 1)
+    )
 
 
 def _refuse(encoded: tf.Tensor) -> tf.Tensor:
@@ -275,7 +304,9 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
             blended = (color * alpha + 255 * (255 - alpha) + 127) // 255
             return number + 1, blocks.write(number, tf.cast(blended, tf.uint8))
 
-        blocks = tf.TensorArray(tf.uint8, tf.size(starts), element_shape=(None, None, 3), infer_shape=False)
+        blocks = tf.TensorArray(
+            tf.uint8, tf.size(starts), element_shape=(None, None, 3), infer_shape=False
+        )
         going = lambda number, _: number < tf.size(starts)  # noqa: E731
         return tf.while_loop(going, block, (0, blocks), parallel_iterations=1)[1].concat()
 
@@ -297,14 +328,17 @@ def _oriented(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
 def _orientation_of_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     """Return the orientation, 1 to 8, that the segments in front of the scan state."""
-    # Without the marker of an APP1 segment, which compressed data cannot contain, there is nothing to walk through.
+    # Without the marker of an APP1 segment, which compressed data cannot contain, there is nothing
+    # to walk through.
     parts = tf.raw_ops.StringSplitV2(input=encoded[None], sep=b"\xff\xe1", maxsplit=1)
     return tf.cond(tf.size(parts.values) > 1, lambda: _read_jpeg_segments(encoded), lambda: 1)
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
 def _read_jpeg_segments(encoded: tf.Tensor) -> tf.Tensor:
-    def step(at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor) -> tuple:
+    def step(
+        at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor
+    ) -> tuple:
         marker, size = data[1], 256 * data[2] + data[3]
         alone = (marker <= 0x01) | ((marker >= 0xD0) & (marker <= 0xD9))
         is_marker = (data[0] == 0xFF) & (marker != 0xFF)
@@ -312,7 +346,9 @@ def _read_jpeg_segments(encoded: tf.Tensor) -> tf.Tensor:
         is_app1 = is_marker & (marker == 0xE1)
         is_exif, is_xmp = is_app1 & _has(head, 4, _EXIF), is_app1 & _has(head, 4, _XMP_IN_JPEG)
         # What is too long for a segment continues in the next.
-        tiff = tiff + _slice(encoded, at + 4 + len(_EXIF), tf.where(is_exif, size - 2 - len(_EXIF), 0))
+        tiff = tiff + _slice(
+            encoded, at + 4 + len(_EXIF), tf.where(is_exif, size - 2 - len(_EXIF), 0)
+        )
         text = _slice(encoded, at + 4 + len(_XMP_IN_JPEG), size - 2 - len(_XMP_IN_JPEG))
         return tf.where(is_marker, behind, 1), tiff, tf.where(is_xmp, text, xmp)
 
@@ -324,7 +360,12 @@ def _read_png_chunks(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Return whether there is a transparent color or palette, and the orientation, 1 to 8."""
 
     def step(
-        at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, keyed: tf.Tensor, tiff: tf.Tensor, *texts: tf.Tensor
+        at: tf.Tensor,
+        head: tf.Tensor,
+        data: tf.Tensor,
+        keyed: tf.Tensor,
+        tiff: tf.Tensor,
+        *texts: tf.Tensor,
     ) -> tuple:
         size = _number(data[3::-1], 0, 4)
         kind, chunk = tf.strings.substr(head, 4, 4), _slice(encoded, at + 4, 4 + size)
@@ -337,16 +378,21 @@ def _read_png_chunks(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return 12 + size, keyed | (kind == b"tRNS"), tiff, *texts
 
     keyed, tiff, profile, xmp = _walk(encoded, 8, step, False, "", "", "")
-    tiff = tf.cond((tiff == "") & (profile != ""), lambda: _unhex(_text(profile, _EXIF_AS_TEXT)), lambda: tiff)
+    tiff = tf.cond(
+        (tiff == "") & (profile != ""), lambda: _unhex(_text(profile, _EXIF_AS_TEXT)), lambda: tiff
+    )
     xmp = tf.cond(xmp != "", lambda: _text(xmp, _XMP_IN_PNG), lambda: xmp)
     return keyed, _orientation(tiff, xmp)
 
 
 @not_inlined(tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32))
 def _orientation_of_webp(encoded: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
-    """Return the orientation, 1 to 8, that the chunks state which the flags of the header announce."""
+    """Return the orientation, 1 to 8, that the chunks state which the flags of the header
+    announce."""
 
-    def step(at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor) -> tuple:
+    def step(
+        at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor
+    ) -> tuple:
         size, kind = _number(data, 4, 4), tf.strings.substr(head, 0, 4)
         is_exif = (kind == b"EXIF") & (tiff == "") & (flags & 0x08 != 0)
         is_xmp = (kind == b"XMP ") & (xmp == "") & (flags & 0x04 != 0)
@@ -363,14 +409,16 @@ def _orientation_of_webp(encoded: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
 _END = 2**31 - 1
 
 
-def _walk(encoded: tf.Tensor, first: int, step: Callable[..., tuple], *state: Any) -> list[tf.Tensor]:
+def _walk(
+    encoded: tf.Tensor, first: int, step: Callable[..., tuple], *state: Any
+) -> list[tf.Tensor]:
     """Return what becomes of a state along the segments of a file.
 
     Args:
         encoded: The file.
         first: Where its first segment begins.
-        step: Gives for the place of a segment, its first 40 bytes, the first 8 of these as int64, and the state: the
-            size of the segment, and the new state.
+        step: Gives for the place of a segment, its first 40 bytes, the first 8 of these as int64,
+            and the state: the size of the segment, and the new state.
         *state: At the beginning.
     """
     length = tf.cast(tf.strings.length(encoded), tf.int64)
@@ -384,7 +432,9 @@ def _walk(encoded: tf.Tensor, first: int, step: Callable[..., tuple], *state: An
     start = (tf.constant(first, tf.int64), *map(tf.constant, state))
     # Of the last segment there must be a header.
     going = lambda at, *_: at + 8 <= length  # noqa: E731
-    return tf.while_loop(going, body, start, maximum_iterations=_MOST_SEGMENTS, parallel_iterations=1)[1:]
+    return tf.while_loop(
+        going, body, start, maximum_iterations=_MOST_SEGMENTS, parallel_iterations=1
+    )[1:]
 
 
 def _slice(encoded: tf.Tensor, at: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
@@ -395,13 +445,18 @@ def _slice(encoded: tf.Tensor, at: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def _text(chunk: tf.Tensor, keyword: bytes) -> tf.Tensor:
-    """Return the text of a chunk of a PNG, which begins with its type; empty where it is damaged."""
+    """Return the text of a chunk of a PNG, which begins with its type; empty where it is
+    damaged."""
     kind, body = tf.strings.substr(chunk, 0, 4), _slice(chunk, 4 + len(keyword), _END)
     # Of international text: whether it is compressed, by what, then two texts that end with a zero.
-    parts = tf.raw_ops.StringSplitV2(input=_slice(body, 2, _END)[None], sep=b"\0", maxsplit=2).values
+    parts = tf.raw_ops.StringSplitV2(
+        input=_slice(body, 2, _END)[None], sep=b"\0", maxsplit=2
+    ).values
     international = tf.cond(tf.size(parts) == 3, lambda: parts[-1], lambda: "")
     compressed = tf.where(kind == b"iTXt", _has(body, 0, b"\1"), kind == b"zTXt")
-    data = tf.where(kind == b"iTXt", international, tf.where(kind == b"zTXt", _slice(body, 1, _END), body))
+    data = tf.where(
+        kind == b"iTXt", international, tf.where(kind == b"zTXt", _slice(body, 1, _END), body)
+    )
     return tf.cond(compressed, lambda: _inflate(data), lambda: data)
 
 
@@ -426,7 +481,9 @@ def only(items: tf.data.Dataset) -> Any:
 def _unhex(text: tf.Tensor) -> tf.Tensor:
     """Return the bytes of a profile that is written as text: three lines, then digits."""
     lines = tf.raw_ops.StringSplitV2(input=text[None], sep=b"\n", maxsplit=3).values
-    digits = tf.cond(tf.size(lines) == 4, lambda: tf.strings.regex_replace(lines[-1], r"\s", ""), lambda: "")
+    digits = tf.cond(
+        tf.size(lines) == 4, lambda: tf.strings.regex_replace(lines[-1], r"\s", ""), lambda: ""
+    )
     codes = integers(_slice(digits, 0, 2 * _MOST_TIFF))
     # In ASCII digits begin at 48, letters at 65 and 97.
     values = tf.where(codes < 58, codes - 48, codes % 32 + 9)
@@ -459,7 +516,9 @@ def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
     offset = number(tf.slice(data, [4], [4]))
     valid = (little | _has(tiff, 0, b"MM\0*")) & (offset >= 8) & (offset <= tf.cast(end, tf.int64))
     offset = tf.where(valid, tf.cast(offset, tf.int32), end)
-    entries = data[offset + 2 :][: 12 * tf.cast(number(tf.slice(data, offset[None], [2])), tf.int32)]
+    entries = data[offset + 2 :][
+        : 12 * tf.cast(number(tf.slice(data, offset[None], [2])), tf.int32)
+    ]
     entries = tf.reshape(entries[: tf.size(entries) // 12 * 12], (-1, 12))
     kind = number(entries[:, 2:4])
     values = tf.where(kind == _SHORT, number(entries[:, 8:10]), number(entries[:, 8:12]))
@@ -472,7 +531,9 @@ def _orientation_of_xmp(xmp: tf.Tensor) -> tf.Tensor:
     """Return the first digit that is stated, as an attribute or an element; 1 where none is."""
     pattern = r'\C*?tiff:Orientation(?:="|>)([0-9])\C*'
     digit = tf.strings.regex_replace(xmp, f"^{pattern}$", r"\1")
-    return tf.strings.to_number(tf.where(tf.strings.regex_full_match(xmp, pattern), digit, "1"), tf.int32)
+    return tf.strings.to_number(
+        tf.where(tf.strings.regex_full_match(xmp, pattern), digit, "1"), tf.int32
+    )
 
 
 def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:
@@ -483,7 +544,9 @@ def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:
 
 def _byte(encoded: tf.Tensor, at: int) -> tf.Tensor:
     """Return the byte at a place, 0 behind the end."""
-    return tf.io.decode_raw(tf.strings.substr(encoded, 0, at + 1), tf.uint8, fixed_length=at + 1)[at]
+    return tf.io.decode_raw(tf.strings.substr(encoded, 0, at + 1), tf.uint8, fixed_length=at + 1)[
+        at
+    ]
 
 
 def integers(text: tf.Tensor) -> tf.Tensor:
@@ -493,7 +556,9 @@ def integers(text: tf.Tensor) -> tf.Tensor:
 
 def _number(data: tf.Tensor, at: int, size: int) -> tf.Tensor:
     """Return the little-endian number of `size` bytes at `at`."""
-    return tf.reduce_sum(data[at : at + size] * tf.constant([1 << 8 * i for i in range(size)], data.dtype))
+    return tf.reduce_sum(
+        data[at : at + size] * tf.constant([1 << 8 * i for i in range(size)], data.dtype)
+    )
 
 
 @not_inlined(tf.TensorSpec((), tf.string))

@@ -1,7 +1,7 @@
 """Sets of images, in files or in memory: read, measured and looked up by index.
 
-The images of a batch are looked up in Python, because that copies only what the batch needs: data held in memory is
-never copied into TensorFlow as a whole, and the size of a graph is no limit.
+The images of a batch are looked up in Python, because that copies only what the batch needs: data
+held in memory is never copied into TensorFlow as a whole, and the size of a graph is no limit.
 """
 
 from __future__ import annotations
@@ -40,18 +40,21 @@ def read_header(file: BinaryIO, kind: Format) -> Image.Image:
     """Return an image of which only the header is read.
 
     Raises:
-        PIL.Image.DecompressionBombError: It states more pixels than `tfdml.data.decoding.DECODER_LIMIT`.
+        PIL.Image.DecompressionBombError: It states more pixels than
+            `tfdml.data.decoding.DECODER_LIMIT`.
     """
     file.seek(0)
     return Image.open(file, formats=(kind.name,))
 
 
 class Images(abc.ABC):
-    """Images by index. A new kind says how its bytes are read and how a batch of it is looked up; the rest follows.
+    """Images by index. A new kind says how its bytes are read and how a batch of it is looked up;
+    the rest follows.
 
     Attributes:
         names: The name of each image in messages and reports.
-        decoded: Whether the images are held as pixels, so that there is nothing to decode and nothing to be damaged.
+        decoded: Whether the images are held as pixels, so that there is nothing to decode and
+            nothing to be damaged.
     """
 
     decoded: ClassVar[bool] = False
@@ -91,7 +94,9 @@ class Images(abc.ABC):
             (4, 6, 3)
         """
         kinds = (OSError, ValueError, tf.errors.OpError)
-        with user_errors(kinds, f"{self.name(index)} cannot be read as an image: {REASON}", keep="last"):
+        with user_errors(
+            kinds, f"{self.name(index)} cannot be read as an image: {REASON}", keep="last"
+        ):
             return decode_image(tf.constant(self.encoded(index))).numpy()
 
     @abc.abstractmethod
@@ -107,7 +112,8 @@ class Images(abc.ABC):
         return io.BytesIO(self.encoded(index))
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Height and width of one image as it is shown, from its header alone; None for what is no image."""
+        """Height and width of one image as it is shown, from its header alone; None for what is no
+        image."""
         try:
             with self.open(index) as file:
                 kind = format_of(file.read(16))
@@ -117,7 +123,9 @@ class Images(abc.ABC):
                 width, height = image.size
                 turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
                 return (width, height) if turned else (height, width)
-        except Exception:  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
+        except (
+            Exception
+        ):  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
             return None
 
 
@@ -130,7 +138,9 @@ def row_numbers(rows: Any) -> np.ndarray:
     """
     array = np.asarray(rows)
     if array.size and array.dtype.kind not in "iu":
-        raise UserError(f"rows must be integers, not {array.dtype}; those of a mask are np.flatnonzero(mask)")
+        raise UserError(
+            f"rows must be integers, not {array.dtype}; those of a mask are np.flatnonzero(mask)"
+        )
     return array.astype(np.int64)
 
 
@@ -184,11 +194,16 @@ class FileImages(Images):
         """See `Images.lookup`."""
         if any(map(files.is_remote, self.paths)):
             return _source_read_here(self)
-        return source_of_encoded(lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file)
+        return source_of_encoded(
+            lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file
+        )
 
 
 def in_threads(
-    function: Callable[[int], _Made], indices: Sequence[int], threads: int = _THREADS, per_task: int = _PER_TASK
+    function: Callable[[int], _Made],
+    indices: Sequence[int],
+    threads: int = _THREADS,
+    per_task: int = _PER_TASK,
 ) -> Iterator[_Made]:
     """Yield what a function returns for each of (n,) indices, in their order."""
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
@@ -203,10 +218,14 @@ def _source_read_here(images: Images) -> Source:
     def bytes_or_nothing(index: int) -> bytes:
         try:
             return images.encoded(index)
-        except Exception:  # clients of file systems have their own error types; no decoder takes an empty file
+        except (
+            Exception
+        ):  # clients of file systems have their own error types; no decoder takes an empty file
             return b""
 
-    return source_of_encoded(lambda indices: in_threads(bytes_or_nothing, indices.tolist(), per_task=1))
+    return source_of_encoded(
+        lambda indices: in_threads(bytes_or_nothing, indices.tolist(), per_task=1)
+    )
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -223,7 +242,9 @@ class EncodedImages(Images):
 
     def take(self, indices: np.ndarray) -> EncodedImages:
         """Return the images at `indices`, in that order."""
-        return EncodedImages(tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices))
+        return EncodedImages(
+            tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices)
+        )
 
     def encoded(self, index: int) -> bytes:
         """Return the bytes of one image."""
@@ -239,7 +260,8 @@ class ArrayImages(Images):
     """Decoded images of one size held in memory.
 
     Args:
-        data: (N, H, W, 3) uint8, pixels 0-255. Images in 0..1 are refused: multiply them by 255 first.
+        data: (N, H, W, 3) uint8, pixels 0-255. Images in 0..1 are refused: multiply them by 255
+            first.
         names: The name of each image in messages and reports; by default its row, "0", "1" ...
 
     Raises:
@@ -263,8 +285,14 @@ class ArrayImages(Images):
             raise UserError(f"images: {fault}")
         if data.dtype != np.uint8:
             in_unit_range = data.dtype.kind == "f" and data.size and data.max() <= 1
-            cure = "(255 * images).round().astype('uint8')" if in_unit_range else "images.round().astype('uint8')"
-            raise UserError(f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}")
+            cure = (
+                "(255 * images).round().astype('uint8')"
+                if in_unit_range
+                else "images.round().astype('uint8')"
+            )
+            raise UserError(
+                f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}"
+            )
         object.__setattr__(self, "data", data)
         names = tuple(self.names) if len(self.names) else tuple(map(str, range(len(data))))
         if len(names) != len(data):
@@ -321,7 +349,10 @@ class VectorImages(Images):
 
     def __post_init__(self):
         if self.vectors.ndim != 2 or self.vectors.dtype.kind not in "fiu":
-            raise UserError(f"vectors must be numbers (N, D), not {self.vectors.dtype} of shape {self.vectors.shape}")
+            raise UserError(
+                f"vectors must be numbers (N, D), not {self.vectors.dtype} of shape "
+                f"{self.vectors.shape}"
+            )
         if self.names and len(self.names) != len(self.vectors):
             raise UserError(f"{len(self.vectors)} vectors but {len(self.names)} names")
 
@@ -340,10 +371,13 @@ class VectorImages(Images):
 
     def take(self, indices: np.ndarray) -> VectorImages:
         """Return the vectors at `indices`, in that order."""
-        return VectorImages(self.vectors[indices], tuple(self.names[i] for i in indices if self.names), self.folder)
+        return VectorImages(
+            self.vectors[indices], tuple(self.names[i] for i in indices if self.names), self.folder
+        )
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of the image that a vector is of; of addresses, those below the folder alone."""
+        """Return the bytes of the image that a vector is of; of addresses, those below the folder
+        alone."""
         path = self.name(index)
         if files.is_remote(path) and not self._is_inside(path):
             raise OSError(f"{path} is an address, and not below the folder of the images")
@@ -369,8 +403,8 @@ class VectorImages(Images):
         )
 
 
-# None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most of the time that
-# tracing does, seconds a start.
+# None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most
+# of the time that tracing does, seconds a start.
 as_written = tf.autograph.experimental.do_not_convert
 
 
@@ -381,15 +415,21 @@ class Source:
     columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
     dtypes: tuple[tf.DType, ...]  # of these arrays
     read: Any = None  # from one row of each to the image (H, W, 3) uint8; None for vectors
-    size: tuple[int, int] | None = None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    size: tuple[int, int] | None = (
+        None  # (H, W) where the single column is the (n, H, W, 3) images themselves
+    )
     dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
 
 
 def source_of_encoded(
-    read: Callable[[np.ndarray], Iterable[bytes]], load: Callable[[tf.Tensor], tf.Tensor] = tf.identity
+    read: Callable[[np.ndarray], Iterable[bytes]],
+    load: Callable[[tf.Tensor], tf.Tensor] = tf.identity,
 ) -> Source:
-    """Return encoded images. `read` returns for (n,) indices their bytes, or the texts that `load` reads them from."""
-    return Source(lambda indices: [strings(read(indices))], (tf.string,), lambda row: decode_image(load(row)))
+    """Return encoded images. `read` returns for (n,) indices their bytes, or the texts that `load`
+    reads them from."""
+    return Source(
+        lambda indices: [strings(read(indices))], (tf.string,), lambda row: decode_image(load(row))
+    )
 
 
 def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
@@ -404,14 +444,21 @@ def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
             np.array([arrays[i].shape for i in indices], np.int32),
         ],
         (tf.string, tf.int32),
-        lambda pixels, shape: tf.ensure_shape(tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)),
+        lambda pixels, shape: tf.ensure_shape(
+            tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)
+        ),
     )
 
 
 def look_up(
-    labels: Any, source: Source, indices_of: Callable[[int], np.ndarray], step: tf.Tensor, batch_size: int | None
+    labels: Any,
+    source: Source,
+    indices_of: Callable[[int], np.ndarray],
+    step: tf.Tensor,
+    batch_size: int | None,
 ) -> tuple[Any, ...]:
-    """Labels, an array or a tuple of them, and source columns of one step's images, with the shapes that are known."""
+    """Labels, an array or a tuple of them, and source columns of one step's images, with the shapes
+    that are known."""
     arrays = tf.nest.flatten(labels)
 
     def rows(step: np.int64) -> list[np.ndarray]:
@@ -421,35 +468,48 @@ def look_up(
     dtypes = [tf.as_dtype(array.dtype) for array in arrays]
     columns = _python_calls().call(rows, [step], [*dtypes, *source.dtypes])
     # Without the batch; of what is no image itself, the bytes and the shape.
-    image = (*source.size, 3) if source.size is not None else (source.dimension,) if source.dimension else ()
+    image = (
+        (*source.size, 3)
+        if source.size is not None
+        else (source.dimension,)
+        if source.dimension
+        else ()
+    )
     shapes = (*(array.shape[1:] for array in arrays), image, (3,))
-    columns = [tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False)]
+    columns = [
+        tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False)
+    ]
     return tf.nest.pack_sequence_as(labels, columns[: len(arrays)]), *columns[len(arrays) :]
 
 
 class _PythonCalls:
     """Calls of Python functions from graphs that stop in time before the interpreter shuts down.
 
-    CPython ends any foreign thread that calls into it once shutdown has begun. An iterator that still prefetches then
-    waits for its thread for ever, and the process never exits. So at exit a check within the graph, which needs no
-    Python, refuses further calls, and the calls that are under way are waited for.
+    CPython ends any foreign thread that calls into it once shutdown has begun. An iterator that
+    still prefetches then waits for its thread for ever, and the process never exits. So at exit a
+    check within the graph, which needs no Python, refuses further calls, and the calls that are
+    under way are waited for.
     """
 
     _PATIENCE = 10.0  # seconds
-    # For threads between the check and the call, or between the call and the conversion of its result.
+    # For threads between the check and the call, or between the call and the conversion of its
+    # result.
     _GRACE = 0.1  # seconds
 
     def __init__(self) -> None:
         with tf.init_scope(), tf.device("CPU:0"):
-            # Nothing is ever put in: a queue is a flag, open or closed, that no distribution strategy copies.
+            # Nothing is ever put in: a queue is a flag, open or closed, that no distribution
+            # strategy copies.
             self._flag = tf.queue.FIFOQueue(1, [tf.bool])
         self._running = 0
         self._idle = threading.Condition()
         atexit.register(self._close)
 
-    def call(self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]) -> list[tf.Tensor]:
-        # TensorFlow keeps what it calls until the process ends. The function, and the images that it reads, are to live
-        # as long as the graph of the dataset that calls it.
+    def call(
+        self, function: Callable[..., Any], inputs: list[tf.Tensor], dtypes: list[tf.DType]
+    ) -> list[tf.Tensor]:
+        # TensorFlow keeps what it calls until the process ends. The function, and the images that
+        # it reads, are to live as long as the graph of the dataset that calls it.
         graph = tf.compat.v1.get_default_graph()
         while hasattr(outer := getattr(graph, "outer_graph", None), "outer_graph"):
             graph = outer
@@ -494,15 +554,18 @@ _SAMPLE = 4096
 
 
 def images_checksum(images: Images) -> str:
-    """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as `"sha256:..."`.
+    """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as
+    `"sha256:..."`.
 
-    Pixels in memory count in full. Names do not count. An image that cannot be read counts as empty.
+    Pixels in memory count in full. Names do not count. An image that cannot be read counts as
+    empty.
 
     Args:
         images: The images.
 
     Example:
-        >>> images_checksum(EncodedImages((b"a",), ("a.jpg",))) == images_checksum(EncodedImages((b"b",), ("a.jpg",)))
+        >>> images_checksum(EncodedImages((b"a",),
+        ...     ("a.jpg",))) == images_checksum(EncodedImages((b"b",), ("a.jpg",)))
         False
     """
     digest = hashlib.sha256()
@@ -510,7 +573,9 @@ def images_checksum(images: Images) -> str:
         digest.update(images.pixels().tobytes())
     else:
         # Within the threads, whose results wait in memory.
-        for part in in_threads(lambda index: hashlib.sha256(_sample(images, index)).digest(), range(len(images))):
+        for part in in_threads(
+            lambda index: hashlib.sha256(_sample(images, index)).digest(), range(len(images))
+        ):
             digest.update(part)
     return f"sha256:{digest.hexdigest()}"
 

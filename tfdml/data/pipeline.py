@@ -1,7 +1,8 @@
-"""From a data set to batches of images and labels: sampling, reading, decoding, augmentation, caching.
+"""From a data set to batches of images and labels: sampling, reading, decoding, augmentation,
+caching.
 
-A batch is a pure function of the seed and the step. Its images are chosen in Python, in a few hundred microseconds;
-reading, decoding and augmentation run in TensorFlow, in parallel.
+A batch is a pure function of the seed and the step. Its images are chosen in Python, in a few
+hundred microseconds; reading, decoding and augmentation run in TensorFlow, in parallel.
 """
 
 import concurrent.futures
@@ -38,34 +39,38 @@ def training_batches(
 ) -> tf.data.Dataset:
     """Return the batches of training steps `first_step`, `first_step + 1` and so on.
 
-    A run resumed at step t with `first_step=t` gets bit by bit the batches of an uninterrupted run. Under a
-    distribution strategy the batch is the global one, which `keras.Model.fit` splits over the replicas.
+    A run resumed at step t with `first_step=t` gets bit by bit the batches of an uninterrupted run.
+    Under a distribution strategy the batch is the global one, which `keras.Model.fit` splits over
+    the replicas.
 
     Args:
         dataset: The training images.
-        sampler: Which images a step takes, such as a `ClassBalancedSampler` of `dataset.labels`; or one worker's
-            `Share` of it, whose rows are those of the global batch bit by bit.
+        sampler: Which images a step takes, such as a `ClassBalancedSampler` of `dataset.labels`; or
+            one worker's `Share` of it, whose rows are those of the global batch bit by bit.
         transform: The augmentation.
         seed: Decides the augmentation; a non-negative integer.
         first_step: The step of the first batch.
         num_steps: How many batches; None for no end.
-        cache: Decode every image once, now, and keep it in memory as `transform.prepare` leaves it (resized; for
-            `"random_resized_crop"` at its original size). The batches stay the same bit by bit. Or what
-            `decoded_source` returned, for several streams.
+        cache: Decode every image once, now, and keep it in memory as `transform.prepare` leaves it
+            (resized; for `"random_resized_crop"` at its original size). The batches stay the same
+            bit by bit. Or what `decoded_source` returned, for several streams.
         cache_limit_mb: Most memory that the cache may take, in MiB.
-        every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and so on.
+        every: Make the batch of every so-manieth step alone, `first_step`, `first_step + every` and
+            so on.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and the data set's
-        `targets` int64: labels (B,), where there are given pairs the rows of the images (B,), or label sets or levels
-        (B, L). With `tokens`, in the place of images a dict of `image` and `text`.
+        A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and
+        the data set's `targets` int64: labels (B,), where there are given pairs the rows of the
+        images (B,), or label sets or levels (B, L). With `tokens`, in the place of images a dict of
+        `image` and `text`.
 
     Raises:
-        UserError: A number is negative, or `every` less than 1; the sampler is made for more images; the cache would
-            exceed its limit, or meets an image that cannot be decoded.
+        UserError: A number is negative, or `every` less than 1; the sampler is made for more
+            images; the cache would exceed its limit, or meets an image that cannot be decoded.
 
     Example:
-        >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4, seed=0)
+        >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4,
+        ...     seed=0)
         >>> transform = TrainTransform("random_crop", resize=256, image_size=224)
         >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
     """
@@ -75,7 +80,9 @@ def training_batches(
     if isinstance(cache, Source):
         source = cache
     else:
-        source = decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
+        source = (
+            decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
+        )
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
     targets = dataset.targets if dataset.tokens is None else (dataset.targets, dataset.tokens)
@@ -91,11 +98,15 @@ def training_batches(
     at_once = source.size is not None and transform.works_on_batches
     batches = _batches(steps, rows_of, source, transform, at_once, batch_size)
     if dataset.tokens is not None:
-        batches = batches.map(lambda images, targets: ({"image": images, "text": targets[1]}, targets[0]))
+        batches = batches.map(
+            lambda images, targets: ({"image": images, "text": targets[1]}, targets[0])
+        )
     return _finished(batches, tf.data.INFINITE_CARDINALITY if num_steps is None else num_steps)
 
 
-def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, batch_size: int) -> tf.data.Dataset:
+def evaluation_batches(
+    dataset: ImageDataset, transform: EvaluationTransform, batch_size: int
+) -> tf.data.Dataset:
     """All images, in order, once; the last batch may be smaller.
 
     Args:
@@ -104,17 +115,21 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         batch_size: B.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors (B, D) float32.
+        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors
+        (B, D) float32.
 
     Raises:
         UserError: The batch size is less than 1.
 
     Example:
-        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28), batch_size=64)
+        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28),
+        ...     batch_size=64)
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
     check_positive(batch_size=batch_size)
-    batch_size = min(batch_size, max(len(dataset), 1))  # TensorFlow makes room for a whole batch beforehand
+    batch_size = min(
+        batch_size, max(len(dataset), 1)
+    )  # TensorFlow makes room for a whole batch beforehand
     source = dataset.images.lookup()
     num_batches = -(-len(dataset) // batch_size)
 
@@ -122,7 +137,9 @@ def evaluation_batches(dataset: ImageDataset, transform: EvaluationTransform, ba
         return look_up(dataset.labels, source, _in_order(len(dataset), batch_size), step, None)
 
     steps = tf.data.Dataset.range(num_batches)
-    batches = _batches(steps, rows_of, source, transform, source.size is not None, batch_size, drop_remainder=False)
+    batches = _batches(
+        steps, rows_of, source, transform, source.size is not None, batch_size, drop_remainder=False
+    )
     return _finished(batches, num_batches)
 
 
@@ -143,7 +160,8 @@ def _batches(
 
     Args:
         steps: The steps.
-        rows_of: Gives for a step labels, what `transform` needs besides, and the columns of `source`.
+        rows_of: Gives for a step labels, what `transform` needs besides, and the columns of
+            `source`.
         source: The images.
         transform: Makes the view of one image, or the views of a batch of images of one size.
         at_once: Whether it does the second.
@@ -164,7 +182,9 @@ def _batches(
 
     if source.dimension or at_once:
         return steps.map(whole_batch, num_parallel_calls=tf.data.AUTOTUNE)
-    images = steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
+    images = (
+        steps.map(as_written(rows_of)).unbatch().map(one_image, num_parallel_calls=tf.data.AUTOTUNE)
+    )
     return images.batch(batch_size, drop_remainder=drop_remainder)
 
 
@@ -180,7 +200,8 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
 
 
 def own_threads(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Yield the same batches, made by other threads, so that the input never waits for the model's thread."""
+    """Yield the same batches, made by other threads, so that the input never waits for the model's
+    thread."""
     options = tf.data.Options()
     options.threading.private_threadpool_size = os.cpu_count() or 1
     return batches.with_options(options)
@@ -198,7 +219,8 @@ def class_balanced(
     short_classes: str = "repeat",
     **stream: Any,
 ) -> tf.data.Dataset:
-    """Training batches of P distinct classes with K images each, without end unless `num_steps` is given.
+    """Training batches of P distinct classes with K images each, without end unless `num_steps` is
+    given.
 
     `fit` needs `steps_per_epoch` with batches that do not end.
 
@@ -212,7 +234,8 @@ def class_balanced(
         **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
 
     Returns:
-        An infinite dataset of images (P * K, S, S, 3) uint8, pixels 0-255, grouped by class, and labels (P * K,) int64.
+        An infinite dataset of images (P * K, S, S, 3) uint8, pixels 0-255, grouped by class, and
+        labels (P * K,) int64.
 
     Raises:
         UserError: The data set has too few classes, or see `training_batches`.
@@ -221,14 +244,17 @@ def class_balanced(
         >>> batches = class_balanced(dataset, classes_per_batch=32, images_per_class=4)
         >>> history = model.fit(batches, steps_per_epoch=100, epochs=10)
     """
-    sampler = ClassBalancedSampler(dataset.labels, classes_per_batch, images_per_class, seed, short_classes)
+    sampler = ClassBalancedSampler(
+        dataset.labels, classes_per_batch, images_per_class, seed, short_classes
+    )
     return training_batches(dataset, sampler, transform, seed, **stream)
 
 
 _Made = TypeVar("_Made")
 
 MEGABYTE = 2**20
-# How many headers an estimate reads; of photographs in a few formats, the mean of so many is right to a few percent.
+# How many headers an estimate reads; of photographs in a few formats, the mean of so many is right
+# to a few percent.
 _SAMPLED = 64
 _PER_TASK = 64
 
@@ -257,7 +283,8 @@ def decoded_bytes(dataset: ImageDataset, transform: TrainTransform) -> int:
 
 
 def memory_to_spare(limit_mb: float) -> float:
-    """Bytes that a cache may take: the limit, or half of what the machine or container has left if that is less."""
+    """Bytes that a cache may take: the limit, or half of what the machine or container has left if
+    that is less."""
     return min(limit_mb * MEGABYTE, free_memory() / 2)
 
 
@@ -273,14 +300,20 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
         UserError: They take more, or an image cannot be decoded.
     """
     source = dataset.images.lookup()
-    if source.dimension or (source.size is not None and transform.prepared_size(*source.size) == source.size):
+    if source.dimension or (
+        source.size is not None and transform.prepared_size(*source.size) == source.size
+    ):
         return source
     total, kept = 0, []
     estimate = decoded_bytes(dataset, transform) / MEGABYTE
-    logging.info("caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate)
+    logging.info(
+        "caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate
+    )
 
     indices_of = _in_order(len(dataset), _PER_TASK)
-    columns_of = as_written(lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:])
+    columns_of = as_written(
+        lambda step: look_up(dataset.labels, source, indices_of, step, None)[1:]
+    )
     images = tf.data.Dataset.range(-(-len(dataset) // _PER_TASK)).map(columns_of).unbatch()
     prepare = as_written(lambda *row: transform.prepare(source.read(*row)))
     images = images.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
@@ -290,11 +323,18 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
             kept.append(image)
             if total > limit_mb * MEGABYTE:
                 needed = f"about {total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory"
-                advice = f"more than the limit of {limit_mb:,.0f} MB: train without `cache`, or raise `cache_limit_mb`"
-                raise UserError(f"the decoded images of {dataset.name} would take {needed}, {advice}")
+                advice = (
+                    f"more than the limit of {limit_mb:,.0f} MB: train without `cache`, or raise "
+                    "`cache_limit_mb`"
+                )
+                raise UserError(
+                    f"the decoded images of {dataset.name} would take {needed}, {advice}"
+                )
     except tf.errors.OpError as error:
         raise (explain_failure(error, dataset) or error) from None
-    logging.info("cached %d decoded images of %s: %.0f MB", len(kept), dataset.name, total / MEGABYTE)
+    logging.info(
+        "cached %d decoded images of %s: %.0f MB", len(kept), dataset.name, total / MEGABYTE
+    )
     return source_of_decoded(kept)
 
 
@@ -305,7 +345,8 @@ _READERS = 8
 def readable_views(
     images: Images, transform: EvaluationTransform, batch_size: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the views of the images that can be read, in their order; the next batch is decoded meanwhile.
+    """Yield the views of the images that can be read, in their order; the next batch is decoded
+    meanwhile.
 
     Without `tf.data`, which takes a second to start: a set may be cut into thousands of parts.
 
@@ -319,18 +360,22 @@ def readable_views(
 
     Example:
         >>> from tfdml.data import EncodedImages, EvaluationTransform
-        >>> list(readable_views(EncodedImages((b"no image",), ("a.jpg",)), EvaluationTransform(32, 28), 4))
+        >>> list(readable_views(EncodedImages((b"no image",), ("a.jpg",)), EvaluationTransform(32,
+        ...     28), 4))
         []
     """
     view = _viewer(transform)
-    for rows, views in readable_batches(images, batch_size, lambda encoded: view(tf.constant(encoded)).numpy()):
+    for rows, views in readable_batches(
+        images, batch_size, lambda encoded: view(tf.constant(encoded)).numpy()
+    ):
         yield rows, np.stack(views)
 
 
 def readable_batches(
     images: Images, batch_size: int, make: Callable[[bytes], _Made]
 ) -> Iterator[tuple[np.ndarray, list[_Made]]]:
-    """Yield what is made of one batch after another, the next one ahead, without images that cannot be read.
+    """Yield what is made of one batch after another, the next one ahead, without images that cannot
+    be read.
 
     Args:
         images: The images.
@@ -342,7 +387,8 @@ def readable_batches(
 
     Example:
         >>> from tfdml.data import EncodedImages
-        >>> list(readable_batches(EncodedImages((b"a", b"", b"bc"), ("a.jpg", "b.jpg", "c.jpg")), 2, len))
+        >>> list(readable_batches(EncodedImages((b"a", b"", b"bc"), ("a.jpg", "b.jpg", "c.jpg")), 2,
+        ...     len))
         [(array([0]), [1]), (array([2]), [2])]
     """
 
@@ -356,7 +402,10 @@ def readable_batches(
     with concurrent.futures.ThreadPoolExecutor(max(_READERS, os.cpu_count() or 1)) as pool:
 
         def begin(start: int) -> list[concurrent.futures.Future]:
-            return [pool.submit(made, index) for index in range(start, min(start + batch_size, len(images)))]
+            return [
+                pool.submit(made, index)
+                for index in range(start, min(start + batch_size, len(images)))
+            ]
 
         coming = begin(0)
         for start in range(0, len(images), batch_size):

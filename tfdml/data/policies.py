@@ -1,11 +1,13 @@
-"""Augmentation policies for finished crops: Keras's image preprocessing layers by name, any layer by its import path.
+"""Augmentation policies for finished crops: Keras's image preprocessing layers by name, any layer
+by its import path.
 
-The layers draw from generators that keep a state, so that an image's augmentation would depend on the order of the
-threads. Here all of them draw from one stateless generator, keyed by the image's own draws and numbered in the order in
-which the graph is built: the same key gives the same bits, whatever ran before.
+The layers draw from generators that keep a state, so that an image's augmentation would depend on
+the order of the threads. Here all of them draw from one stateless generator, keyed by the image's
+own draws and numbered in the order in which the graph is built: the same key gives the same bits,
+whatever ran before.
 
-MixUp and CutMix are left out: they blend images of different classes and their one-hot labels, and metric learning
-compares integer labels.
+MixUp and CutMix are left out: they blend images of different classes and their one-hot labels, and
+metric learning compares integer labels.
 """
 
 from __future__ import annotations
@@ -27,7 +29,10 @@ from tfdml.expressions import parse_sum
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
-    "blur": (keras.layers.RandomGaussianBlur, {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)}),
+    "blur": (
+        keras.layers.RandomGaussianBlur,
+        {"factor": (1.0, 1.0), "kernel_size": 9, "sigma": (0.1, 2.0)},
+    ),
     # Factors of 0.6 to 1.4 of the saturation, and a tenth of the color circle at most.
     "color_jitter": (
         keras.layers.RandomColorJitter,
@@ -61,8 +66,9 @@ class Step:
     """One step of a policy.
 
     Args:
-        name: One of `names()`, or the import path of a Keras layer, such as `"keras.layers.RandomRotation"`. The layer
-            gets a float32 image (H, W, 3) of 0 to 255 and keeps its size.
+        name: One of `names()`, or the import path of a Keras layer, such as
+            `"keras.layers.RandomRotation"`. The layer gets a float32 image (H, W, 3) of 0 to 255
+            and keeps its size.
         arguments: Arguments of the layer, as numbers, texts and lists.
         rate: The share of the images to which it happens.
 
@@ -82,11 +88,18 @@ class Step:
         if "." not in self.name:
             check_choice("`policy`", self.name, names())
         if not 0 <= self.rate <= 1:
-            raise UserError(f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}")
+            raise UserError(
+                f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not "
+                f"{self.rate}"
+            )
 
     def __str__(self) -> str:
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return ("" if self.rate == 1 else f"{self.rate:g} * ") + self.name + (f"({arguments})" if arguments else "")
+        return (
+            ("" if self.rate == 1 else f"{self.rate:g} * ")
+            + self.name
+            + (f"({arguments})" if arguments else "")
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +124,8 @@ class Policy:
         object.__setattr__(self, "steps", tuple(self.steps))
         if not self.steps:
             raise UserError("`policy`: name at least one policy")
-        # Here and not when the first batch is made, so that a wrong argument shows before anything is written.
+        # Here and not when the first batch is made, so that a wrong argument shows before anything
+        # is written.
         self._function  # noqa: B018
 
     @classmethod
@@ -122,7 +136,11 @@ class Policy:
             >>> str(Policy.of("rand_augment(factor=0.4) + 0.2 * grayscale"))
             'rand_augment(factor=0.4) + 0.2 * grayscale'
         """
-        return cls(tuple(Step(call.name, call.arguments, share) for share, call in parse_sum(text, "policy")))
+        return cls(
+            tuple(
+                Step(call.name, call.arguments, share) for share, call in parse_sum(text, "policy")
+            )
+        )
 
     def __call__(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """One image through the policy.
@@ -146,7 +164,8 @@ class Policy:
             draws = _KeyedDraws(seed=0)
             layers = [_layer(step, draws) for step in self.steps]
 
-            # Draws are numbered in the order in which a graph is built, so that every graph has the same ones.
+            # Draws are numbered in the order in which a graph is built, so that every graph has the
+            # same ones.
             @functools.partial(tf.function, autograph=False)
             def apply(image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
                 draws.begin(key)
@@ -156,12 +175,18 @@ class Policy:
                 return tf.cast(tf.clip_by_value(values, 0, 255) + 0.5, tf.uint8)
 
             shape, key = (_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.constant([1, 2], tf.int64)
-            with user_errors((TypeError, ValueError), f"`policy`: {self} cannot be applied to an image: {REASON}"):
-                apply.get_concrete_function(tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((2,), tf.int64))
+            with user_errors(
+                (TypeError, ValueError), f"`policy`: {self} cannot be applied to an image: {REASON}"
+            ):
+                apply.get_concrete_function(
+                    tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((2,), tf.int64)
+                )
             if any("." in step.name for step in self.steps):
                 image = tf.constant(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
                 if len({apply(image, key).numpy().tobytes() for _ in range(4)}) > 1:
-                    text = "`policy`: %s draws without Keras's seeds: a resumed run gets other images"
+                    text = (
+                        "`policy`: %s draws without Keras's seeds: a resumed run gets other images"
+                    )
                     logging.warning(text, self)
             return apply
 
@@ -183,7 +208,10 @@ class _KeyedDraws(keras.random.SeedGenerator):
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
     refused = f"`policy`: {step.name} does not take {step.arguments}: {REASON}"
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in step.arguments.items()}
+    values = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in step.arguments.items()
+    }
     if "seed" in values:
         raise UserError(f"`policy`: {step.name} takes no seed: that of the run decides")
     with user_errors((TypeError, ValueError), refused), contextlib.ExitStack() as stack:
@@ -192,15 +220,17 @@ def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
         kind, defaults = (_imported(step.name), {}) if "." in step.name else _LAYERS[step.name]
         layer = kind(**{**defaults, **values})
     for part in layer._flatten_layers():
-        # Where Keras has another backend, its layers have a second generator for TensorFlow's graphs. Past Keras's
-        # tracking of attributes, which is closed where a layer has no weights.
+        # Where Keras has another backend, its layers have a second generator for TensorFlow's
+        # graphs. Past Keras's tracking of attributes, which is closed where a layer has no weights.
         vars(part)["_backend_generators"] = {"tensorflow": draws}
         for name, value in list(vars(part).items()):
             if isinstance(value, keras.random.SeedGenerator):
                 vars(part)[name] = draws
     if "." in step.name:
         draws.begin(tf.constant([1, 2], tf.int64))
-        with user_errors((TypeError, ValueError), refused):  # outside of the graph, where a layer may make weights
+        with user_errors(
+            (TypeError, ValueError), refused
+        ):  # outside of the graph, where a layer may make weights
             layer(tf.zeros((_TRIAL_SIZE, _TRIAL_SIZE, 3)))
     if step.name == "rand_augment":
         parts = [part for part in vars(layer).values() if isinstance(part, keras.layers.Layer)]
@@ -208,11 +238,16 @@ def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
     return functools.partial(layer, training=True)
 
 
-def _rand_augment(layers: list[keras.layers.Layer], num_ops: int, draws: _KeyedDraws, image: tf.Tensor) -> tf.Tensor:
-    """RandAugment, of which only the layers drawn are applied; Keras's own layer applies all and chooses among them."""
+def _rand_augment(
+    layers: list[keras.layers.Layer], num_ops: int, draws: _KeyedDraws, image: tf.Tensor
+) -> tf.Tensor:
+    """RandAugment, of which only the layers drawn are applied; Keras's own layer applies all and
+    chooses among them."""
     for _ in range(num_ops):
         choice = draws.uniform(len(layers), tf.int32)
-        image = tf.switch_case(choice, [functools.partial(_applied, layer, image) for layer in layers])
+        image = tf.switch_case(
+            choice, [functools.partial(_applied, layer, image) for layer in layers]
+        )
     return image
 
 
@@ -222,14 +257,20 @@ def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
 
 def _imported(path: str) -> type[keras.layers.Layer]:
     module, _, name = path.rpartition(".")
-    with user_errors((ImportError, AttributeError), f"`policy`: {path} cannot be imported: {REASON}"):
+    with user_errors(
+        (ImportError, AttributeError), f"`policy`: {path} cannot be imported: {REASON}"
+    ):
         kind = getattr(importlib.import_module(module), name)
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
         raise UserError(f"`policy`: {path} is no Keras layer")
     return kind
 
 
-def _on_share(layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws) -> tf.Tensor:
+def _on_share(
+    layer: Callable[..., tf.Tensor], values: tf.Tensor, rate: float, draws: _KeyedDraws
+) -> tf.Tensor:
     if rate == 1:
         return _applied(layer, values)
-    return tf.cond(draws.uniform(1, tf.float32) < rate, lambda: _applied(layer, values), lambda: values)
+    return tf.cond(
+        draws.uniform(1, tf.float32) < rate, lambda: _applied(layer, values), lambda: values
+    )

@@ -1,4 +1,5 @@
-"""Download of published data sets, the check of every image, and a copy with small images: a folder and a list."""
+"""Download of published data sets, the check of every image, and a copy with small images: a folder
+and a list."""
 
 import collections
 import csv
@@ -23,7 +24,14 @@ from tfdml.data.dataset import ImageDataset, ImageError, converted_images
 from tfdml.data.decoding import DECODER_LIMIT, decode_image, decode_whole, format_of
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
-from tfdml.errors import REASON, UserError, check_choice, check_not_negative, check_positive, user_errors
+from tfdml.errors import (
+    REASON,
+    UserError,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    user_errors,
+)
 from tfdml.io import files
 
 LIST = "images.csv"
@@ -91,21 +99,28 @@ DOWNLOADS: dict[str, tuple[Download, ...]] = {
 # What to do where a publisher offers nothing that could be fetched.
 BY_HAND = {
     "cars196": (
-        "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); copies of the images are "
-        "on Kaggle (jessicali9530/stanford-cars-dataset), and https://github.com/pytorch/vision/issues/7545 says "
-        "where to find the devkit with the labels of the test images; data_dir must hold cars_train/, cars_test/, "
-        "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and cars_annos.mat"
+        "its publisher has taken the files down (they were at ai.stanford.edu/~jkrause/cars); "
+        "copies of the images are "
+        "on Kaggle (jessicali9530/stanford-cars-dataset), and "
+        "https://github.com/pytorch/vision/issues/7545 says "
+        "where to find the devkit with the labels of the test images; data_dir must hold "
+        "cars_train/, cars_test/, "
+        "devkit/cars_train_annos.mat and devkit/cars_test_annos_withlabels.mat, or car_ims/ and "
+        "cars_annos.mat"
     ),
     "inshop": (
         "its publisher asks for an agreement: follow "
-        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put Eval/list_eval_partition.txt "
+        "https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html, then put "
+        "Eval/list_eval_partition.txt "
         "and the unpacked img/ into data_dir"
     ),
 }
 
 
 def download(
-    name: str, data_dir: str | os.PathLike, progress: Callable[[str, int, int], None] = lambda *_: None
+    name: str,
+    data_dir: str | os.PathLike,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> list[str]:
     """Download and unpack the files of a data set that are not there yet.
 
@@ -114,13 +129,15 @@ def download(
     Args:
         name: The catalog's name of the data set.
         data_dir: The folder to put it in, on a local disk.
-        progress: Called now and then with the name of a file, the bytes that have arrived, and all of them.
+        progress: Called now and then with the name of a file, the bytes that have arrived, and all
+            of them.
 
     Returns:
         The paths of the new files and folders; empty if all were there.
 
     Raises:
-        UserError: The publisher offers no file (the message says where to get it), or the download failed.
+        UserError: The publisher offers no file (the message says where to get it), or the download
+            failed.
 
     Example:
         >>> download("cub200", "data")  # data/CUB_200_2011 is there
@@ -146,7 +163,11 @@ def download(
     return new
 
 
-def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, int], None] = lambda *_: None) -> str:
+def fetch(
+    file: Download,
+    folder: str | os.PathLike,
+    progress: Callable[[int, int], None] = lambda *_: None,
+) -> str:
     """Download a file into a folder, unless it is there already; return its path.
 
     Args:
@@ -155,16 +176,22 @@ def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, in
         progress: Called with the bytes that have arrived, and all of them.
 
     Raises:
-        UserError: The server refuses, cannot be reached or sends another file, or the file cannot be written.
+        UserError: The server refuses, cannot be reached or sends another file, or the file cannot
+            be written.
     """
     import pooch  # these take a while to import
     import requests
 
     urls, registry = {file.name: file.url}, {file.name: f"sha256:{file.sha256}"}
-    fetcher = pooch.create(folder, base_url="", registry=registry, urls=urls, retry_if_failed=_ATTEMPTS - 1)
+    fetcher = pooch.create(
+        folder, base_url="", registry=registry, urls=urls, retry_if_failed=_ATTEMPTS - 1
+    )
 
     def receive(url: str, path: str, _: object) -> None:
-        with requests.get(url, stream=True, timeout=_TIMEOUT) as response, open(path, "wb") as target:
+        with (
+            requests.get(url, stream=True, timeout=_TIMEOUT) as response,
+            open(path, "wb") as target,
+        ):
             response.raise_for_status()
             for block in response.iter_content(_BLOCK):
                 target.write(block)
@@ -172,7 +199,10 @@ def fetch(file: Download, folder: str | os.PathLike, progress: Callable[[int, in
                     raise OSError(f"it is longer than its {file.size:,} bytes")
                 progress(target.tell(), file.size)
 
-    advice = f"run the command again, or fetch it by hand and put it at {os.path.join(folder, file.name)}"
+    advice = (
+        "run the command again, or fetch it by hand and put it at "
+        f"{os.path.join(folder, file.name)}"
+    )
     # Errors of requests are OSErrors; Pooch raises ValueError where the checksum differs.
     with user_errors((OSError, ValueError), f"{file.url} cannot be fetched ({REASON}); {advice}"):
         return fetcher.fetch(file.name, downloader=receive)
@@ -184,10 +214,12 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> 
     Args:
         archive: The archive.
         folder: Where its content goes.
-        last: The top-level entry to move into place after all others, so that its presence shows that all is there.
+        last: The top-level entry to move into place after all others, so that its presence shows
+            that all is there.
 
     Raises:
-        UserError: The archive is damaged, leads outside the folder, or cannot be written. Nothing is left behind.
+        UserError: The archive is damaged, leads outside the folder, or cannot be written. Nothing
+            is left behind.
 
     Example:
         >>> unpack("CUB_200_2011.tgz", "unpacked", last="CUB_200_2011")
@@ -204,7 +236,9 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> 
 
 
 def check_images(
-    splits: Mapping[str, ImageDataset], max_pixels: int = DECODER_LIMIT, progress: Progress = lambda *_: None
+    splits: Mapping[str, ImageDataset],
+    max_pixels: int = DECODER_LIMIT,
+    progress: Progress = lambda *_: None,
 ) -> dict[str, list[ImageError]]:
     """Decode every image; write nothing.
 
@@ -232,10 +266,12 @@ def prepare(
     max_pixels: int = DECODER_LIMIT,
     progress: Progress = lambda *_: None,
 ) -> dict[str, list[ImageError]]:
-    """Check a data set and write a copy with small images, which `load("list", "OUT/images.csv", split)` reads.
+    """Check a data set and write a copy with small images, which
+    `load("list", "OUT/images.csv", split)` reads.
 
-    An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. The others are copied byte for
-    byte. They lie in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles, super-labels, groups and texts.
+    An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. The others are
+    copied byte for byte. They lie in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles,
+    super-labels, groups and texts.
 
     The folder is written atomically: nothing is left of a call that fails.
 
@@ -243,7 +279,8 @@ def prepare(
         splits: The data set's splits by name.
         out: A new or empty local folder.
         shrink: Pixels of the shorter side; 0: all images are copied.
-        bad_images: `"error"`, to write nothing if an image is bad, or `"skip"`, to leave the bad ones out.
+        bad_images: `"error"`, to write nothing if an image is bad, or `"skip"`, to leave the bad
+            ones out.
         max_pixels: An image whose header states more is bad, and is not decoded.
         progress: Called now and then.
 
@@ -251,8 +288,9 @@ def prepare(
         The bad images, by split.
 
     Raises:
-        UserError: Images are bad and `bad_images` is `"error"`, or none is left; the folder holds files or cannot be
-            written; the data set has pairs, label sets or levels, or two classes of one name.
+        UserError: Images are bad and `bad_images` is `"error"`, or none is left; the folder holds
+            files or cannot be written; the data set has pairs, label sets or levels, or two classes
+            of one name.
 
     Example:
         >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
@@ -269,11 +307,19 @@ def prepare(
         raise UserError(f"`out={out}` holds files already; name a new or an empty folder")
     for dataset in splits.values():
         if dataset.pairs is not None or dataset.label_rows is not None:
-            raise UserError(f"{dataset.name}: a copy holds one class of each image, no pairs, label sets or levels")
+            raise UserError(
+                f"{dataset.name}: a copy holds one class of each image, no pairs, label sets or "
+                "levels"
+            )
         if len({name.strip() for name in dataset.class_names.values()}) < len(dataset.class_names):
-            raise UserError(f"{dataset.name}: classes of a copy go by name, and some have the same: rename them")
+            raise UserError(
+                f"{dataset.name}: classes of a copy go by name, and some have the same: rename them"
+            )
         if dataset.protocol is not None:
-            logging.warning("%s: its benchmark's protocol is not copied; measure with the original", dataset.name)
+            logging.warning(
+                "%s: its benchmark's protocol is not copied; measure with the original",
+                dataset.name,
+            )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         files.sweep(out.parent)
@@ -281,7 +327,8 @@ def prepare(
             faults = _write(splits, hidden, shrink, max_pixels, progress)
             if any(faults.values()) and bad_images == "error":
                 raise UserError(
-                    f"{bad_images_in_words(splits, faults)}: mend or remove them, or pass `bad_images='skip'`"
+                    f"{bad_images_in_words(splits, faults)}: mend or remove them, or pass "
+                    "`bad_images='skip'`"
                 )
             hidden.rename(out)
     except OSError as error:
@@ -296,7 +343,10 @@ def bad_images_in_words(splits: Mapping[str, ImageDataset], faults: Faults) -> s
         >>> bad_images_in_words({}, {})
         'none of the 0 images is bad'
     """
-    bad, total = [fault for found in faults.values() for fault in found], sum(map(len, splits.values()))
+    bad, total = (
+        [fault for found in faults.values() for fault in found],
+        sum(map(len, splits.values())),
+    )
     if not bad:
         return f"none of the {total:,} images is bad"
     # A reason without its details.
@@ -321,13 +371,16 @@ def _examine_all(
         convert: From an image's bytes, which it decodes, to what `keep` gets.
         max_pixels: See `check_images`.
         progress: Called after each image.
-        keep: Called with the split, the place and the converted bytes of each good image, in their order.
+        keep: Called with the split, the place and the converted bytes of each good image, in their
+            order.
     """
 
     faults: dict[str, list[ImageError]] = {split: [] for split in splits}
     total, done = sum(map(len, splits.values())), 0
     for split, dataset in splits.items():
-        for index, (converted, fault) in enumerate(converted_images(dataset.images, convert, max_pixels)):
+        for index, (converted, fault) in enumerate(
+            converted_images(dataset.images, convert, max_pixels)
+        ):
             if fault:
                 faults[split].append(ImageError(index, dataset.images.name(index), fault))
             else:
@@ -338,7 +391,11 @@ def _examine_all(
 
 
 def _write(
-    splits: Mapping[str, ImageDataset], folder: Path, shrink: int, max_pixels: int, progress: Progress
+    splits: Mapping[str, ImageDataset],
+    folder: Path,
+    shrink: int,
+    max_pixels: int,
+    progress: Progress,
 ) -> dict[str, list[ImageError]]:
     """Write the images and the list; return the bad images."""
     rows: list[dict[str, object]] = []
@@ -357,7 +414,10 @@ def _write(
             row["role"] = "query" if dataset.is_query[index] else "gallery"
         if dataset.texts is not None:
             row["text"] = dataset.texts[index]
-        rows.append(row | {name: int(column[index]) for name, column in columns.items() if column is not None})
+        rows.append(
+            row
+            | {name: int(column[index]) for name, column in columns.items() if column is not None}
+        )
 
     faults = _examine_all(splits, _converter(shrink or DECODER_LIMIT), max_pixels, progress, write)
     if not rows:
@@ -371,12 +431,17 @@ def _write(
 
 
 def _folder_names(class_names: Mapping[int, str]) -> dict[int, str]:
-    """Return a name for the folder of each class, without what file systems refuse; no two are the same."""
+    """Return a name for the folder of each class, without what file systems refuse; no two are the
+    same."""
     plain = {
-        label: re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ") or "_" for label, name in class_names.items()
+        label: re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ") or "_"
+        for label, name in class_names.items()
     }
     count = collections.Counter(map(str.lower, plain.values()))
-    return {label: name if count[name.lower()] == 1 else f"{name} {label}" for label, name in plain.items()}
+    return {
+        label: name if count[name.lower()] == 1 else f"{name} {label}"
+        for label, name in plain.items()
+    }
 
 
 @functools.lru_cache(maxsize=2)
@@ -385,7 +450,9 @@ def _converter(side: int) -> Callable[[tf.Tensor], tf.Tensor]:
 
     def encoded(image: tf.Tensor) -> tf.Tensor:
         # Resized as in training, so that training at this size does not resize again.
-        return tf.io.encode_jpeg(resize_to_side(image, side, "shorter"), "rgb", quality=_JPEG_QUALITY)
+        return tf.io.encode_jpeg(
+            resize_to_side(image, side, "shorter"), "rgb", quality=_JPEG_QUALITY
+        )
 
     @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
     def convert(data: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,5 @@
-"""The views of images: augmentation in training, the one view of evaluation and serving, and their resizing.
+"""The views of images: augmentation in training, the one view of evaluation and serving, and their
+resizing.
 
 Resizing is bilinear with antialiasing, as Pillow's.
 """
@@ -22,7 +23,8 @@ BLACK = (0, 0, 0)
 
 
 def resize(images: tf.Tensor, size: Size) -> tf.Tensor:
-    """Images resized to `size`, rounded to uint8; returned as they are where the size is right already.
+    """Images resized to `size`, rounded to uint8; returned as they are where the size is right
+    already.
 
     Args:
         images: (H, W, 3) or (B, H, W, 3) uint8; sizes may be unknown while a graph is traced.
@@ -43,14 +45,17 @@ def resize(images: tf.Tensor, size: Size) -> tf.Tensor:
 
 
 def _resampled(images: tf.Tensor, size: Size) -> tf.Tensor:
-    # The bits of tf.image.resize(antialias=True), which takes 1.7 times as long from 500 x 375 to 256 pixels:
-    # its horizontal pass works on single pixels. Here both passes are vertical, the image transposed in between.
+    # The bits of tf.image.resize(antialias=True), which takes 1.7 times as long from 500 x 375 to
+    # 256 pixels: its horizontal pass works on single pixels. Here both passes are vertical, the
+    # image transposed in between.
     height, width = size
     part_height, part_width = _edges(images)
     rows = _resampled_rows(tf.reshape(images, tf.stack([-1, part_height, part_width * 3])), height)
     columns = tf.reshape(tf.linalg.matrix_transpose(rows), tf.stack([-1, part_width, 3 * height]))
     # Weighted means of 0 .. 255 need no clipping, and cutting off after adding a half rounds them.
-    values = tf.reshape(tf.cast(_resampled_rows(columns, width) + 0.5, tf.uint8), tf.stack([-1, width * 3, height]))
+    values = tf.reshape(
+        tf.cast(_resampled_rows(columns, width) + 0.5, tf.uint8), tf.stack([-1, width * 3, height])
+    )
     shape = tf.concat([tf.shape(images)[:-3], tf.stack([height, width, 3])], 0)
     return _static(tf.reshape(tf.linalg.matrix_transpose(values), shape), size)
 
@@ -74,8 +79,8 @@ def target_size(size: Size, side: int, mode: str) -> Size:
 
     Args:
         size: Its height and width.
-        side: Pixels of the result's shorter side (`mode="shorter"`), of both sides (`"squash"`) or of the longer side
-            (`"pad"`).
+        side: Pixels of the result's shorter side (`mode="shorter"`), of both sides (`"squash"`) or
+            of the longer side (`"pad"`).
         mode: One of `MODES`.
 
     Example:
@@ -92,7 +97,8 @@ def target_size(size: Size, side: int, mode: str) -> Size:
 
 
 def resize_to_side(images: tf.Tensor, side: int, mode: str, color: Color = BLACK) -> tf.Tensor:
-    """Images resized as `target_size` says; with `mode="pad"` then laid on the center of a square of one color.
+    """Images resized as `target_size` says; with `mode="pad"` then laid on the center of a square
+    of one color.
 
     Args:
         images: (H, W, 3) or (B, H, W, 3) uint8.
@@ -132,7 +138,8 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
     around = tf.stack([tf.stack(pair) for pair in around])
     if tuple(color) == BLACK:
         return _static(tf.pad(images, around), (side, side))
-    # Padding is of zeros: exchanging the color's bits before and after makes them the color, and leaves the image.
+    # Padding is of zeros: exchanging the color's bits before and after makes them the color, and
+    # leaves the image.
     color = tf.constant(color, tf.uint8)
     padded = tf.bitwise.bitwise_xor(tf.pad(tf.bitwise.bitwise_xor(images, color), around), color)
     return _static(padded, (side, side))
@@ -142,7 +149,10 @@ def _edges(images: tf.Tensor) -> Size:
     """Height and width, as numbers where they are known."""
     shape = tf.shape(images)
     rank = images.shape.rank
-    return tuple(shape[axis] if images.shape[axis] is None else images.shape[axis] for axis in (rank - 3, rank - 2))
+    return tuple(
+        shape[axis] if images.shape[axis] is None else images.shape[axis]
+        for axis in (rank - 3, rank - 2)
+    )
 
 
 def _static(images: tf.Tensor, size: Size) -> tf.Tensor:
@@ -161,20 +171,22 @@ _COLORS = {"black": BLACK, "white": (255, 255, 255)}
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
-    """Resize, then the central crop: the same image gives the same pixels, in training, evaluation and serving.
+    """Resize, then the central crop: the same image gives the same pixels, in training, evaluation
+    and serving.
 
     Args:
         resize: Pixels of the shorter side (`resize_mode="shorter"`, keeps proportions), of both
-            (`resize_mode="squash"`), or of the longer side (`resize_mode="pad"`, keeps proportions; the image then
-            lies on the center of a square).
+            (`resize_mode="squash"`), or of the longer side (`resize_mode="pad"`, keeps proportions;
+            the image then lies on the center of a square).
             Smaller images are enlarged.
         image_size: Pixels of the side S of the square cut from the center, at most `resize`.
         resize_mode: `"shorter"`, `"squash"` or `"pad"`.
-        pad_color: Of that square: `"black"`, `"white"`, `"R,G,B"` or three whole numbers of 0 to 255.
+        pad_color: Of that square: `"black"`, `"white"`, `"R,G,B"` or three whole numbers of 0 to
+            255.
 
-    The test-time forms of the papers: `(256, 224)` (JRD), `(256, 256, "squash")` (HORDE), `(293, 256, "squash")` (its
-    authors' code), `(256, 227, "squash")` (ECAML on Cars-196) and `(256, 227, "pad", "white")` (elsewhere); `(224, 224,
-    "pad")` shows the whole image undistorted.
+    The test-time forms of the papers: `(256, 224)` (JRD), `(256, 256, "squash")` (HORDE),
+    `(293, 256, "squash")` (its authors' code), `(256, 227, "squash")` (ECAML on Cars-196) and
+    `(256, 227, "pad", "white")` (elsewhere); `(224, 224, "pad")` shows the whole image undistorted.
 
     Raises:
         UserError: A number is out of range, or the mode or color is unknown.
@@ -199,7 +211,8 @@ class EvaluationTransform:
         """Return the view in which an embedder is evaluated and served.
 
         Args:
-            embedder: What has `resize`, `image_size`, `resize_mode` and `pad_color`, as every model that embeds has.
+            embedder: What has `resize`, `image_size`, `resize_mode` and `pad_color`, as every model
+                that embeds has.
         """
         return cls(embedder.resize, embedder.image_size, embedder.resize_mode, embedder.pad_color)
 
@@ -227,9 +240,14 @@ class EvaluationTransform:
         return [(edge - self.image_size) // 2 for edge in size]
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments, as plain values that JSON can hold; `pad_color` where it is not black."""
+        """Return the arguments, as plain values that JSON can hold; `pad_color` where it is not
+        black."""
         config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
-        return config if self.pad_color != BLACK else {key: config[key] for key in config if key != "pad_color"}
+        return (
+            config
+            if self.pad_color != BLACK
+            else {key: config[key] for key in config if key != "pad_color"}
+        )
 
 
 def as_color(value: Any) -> Color:
@@ -245,21 +263,28 @@ def as_color(value: Any) -> Color:
         >>> as_color("white"), as_color("255, 128, 0")
         ((255, 255, 255), (255, 128, 0))
     """
-    parts = _COLORS.get(value.strip().lower(), value.split(",")) if isinstance(value, str) else value
+    parts = (
+        _COLORS.get(value.strip().lower(), value.split(",")) if isinstance(value, str) else value
+    )
     try:
         red, green, blue = (int(part) for part in parts)
         if all(0 <= part <= 255 for part in (red, green, blue)):
             return red, green, blue
     except (OverflowError, TypeError, ValueError):
         pass
-    raise UserError(f"`pad_color={value!r}`: write black, white, or red, green and blue of 0 to 255, e.g. 255,255,255")
+    raise UserError(
+        f"`pad_color={value!r}`: write black, white, or red, green and blue of 0 to 255, e.g. "
+        "255,255,255"
+    )
 
 
 def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
     """Raise an error where no view could be taken."""
     check_choice("`resize_mode`", resize_mode, MODES)
     if not 1 <= image_size <= resize:
-        raise UserError(f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}")
+        raise UserError(
+            f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}"
+        )
 
 
 KINDS = ("multi_resolution", "random_crop", "random_resized_crop", "none")
@@ -271,29 +296,36 @@ _DRAW_BITS, _KEY_DRAWS = 23, 4
 class TrainTransform:
     """Augmentation by crop, mirror image and, if asked for, a policy.
 
-    All randomness comes from outside, as `draws`: a transform called twice with the same draws gives the same bits.
-    `prepare` is the same for every epoch, so that its result can be kept in memory, and `vary` uses the draws.
+    All randomness comes from outside, as `draws`: a transform called twice with the same draws
+    gives the same bits. `prepare` is the same for every epoch, so that its result can be kept in
+    memory, and `vary` uses the draws.
 
     Args:
-        augmentation: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random place.
-            `"random_resized_crop"`: a random part of the image, of random area and proportions, resized to the crop.
-            `"multi_resolution"`: resize to a random resolution, keeping proportions, then a crop at a random place;
-            where the image is smaller than the crop it lies on the center of `pad_color` (HORDE: Jacob et al., 2019).
-            `"none"`: the evaluation view.
-        resize: See `EvaluationTransform`; without effect for `"random_resized_crop"` and `"multi_resolution"`.
+        augmentation: `"random_crop"`: resize to `resize` as in evaluation, then a crop at a random
+            place. `"random_resized_crop"`: a random part of the image, of random area and
+            proportions, resized to the crop. `"multi_resolution"`: resize to a random resolution,
+            keeping proportions, then a crop at a random place; where the image is smaller than the
+            crop it lies on the center of `pad_color` (HORDE: Jacob et al., 2019). `"none"`: the
+            evaluation view.
+        resize: See `EvaluationTransform`; without effect for `"random_resized_crop"` and
+            `"multi_resolution"`.
         image_size: Pixels of the side S of the square output, at most `resize`.
         resize_mode: See `EvaluationTransform`.
         scale: Smallest and largest part of the image's area for `"random_resized_crop"`.
-        ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a log scale.
+        ratio: Smallest and largest width / height for `"random_resized_crop"`, drawn evenly on a
+            log scale.
         flip: Whether to mirror every second image, at random, left to right.
-        resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of `image_size`.
-        policy: What happens to the finished crops: a `Policy`, or its sum, such as `0.5 * color_jitter`; None: nothing.
+        resolutions: Smallest and largest longer side for `"multi_resolution"`, as multiples of
+            `image_size`.
+        policy: What happens to the finished crops: a `Policy`, or its sum, such as
+            `0.5 * color_jitter`; None: nothing.
         pad_color: Of the area around an image with `resize_mode="pad"` or `"multi_resolution"`; see
             `EvaluationTransform`.
 
-    The papers' views: `("random_crop", 256, 224)` and `("random_resized_crop", image_size=224)` (JRD and its authors'
-    code), `("random_crop", 256, 227, "squash")` (ECAML on Cars-196) and `("random_crop", 256, 227, "pad",
-    pad_color="white")` (elsewhere), `("multi_resolution", image_size=256)` (HORDE).
+    The papers' views: `("random_crop", 256, 224)` and `("random_resized_crop", image_size=224)`
+    (JRD and its authors' code), `("random_crop", 256, 227, "squash")` (ECAML on Cars-196) and
+    `("random_crop", 256, 227, "pad", pad_color="white")` (elsewhere),
+    `("multi_resolution", image_size=256)` (HORDE).
 
     Raises:
         UserError: A number is out of range, or the augmentation or resize_mode is unknown.
@@ -322,12 +354,16 @@ class TrainTransform:
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", Policy.of(self.policy))
         # A crop that varies in size never passes through `resize`.
-        check_sizes(self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode)
+        check_sizes(
+            self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode
+        )
         for name, most in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
             bounds = tuple(getattr(self, name))
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
                 limit = "" if most == math.inf else f" <= {most}"
-                raise UserError(f"{name} must be (low, high) with 0 < low <= high{limit}, not {bounds}")
+                raise UserError(
+                    f"{name} must be (low, high) with 0 < low <= high{limit}, not {bounds}"
+                )
             object.__setattr__(self, name, bounds)
 
     @property
@@ -341,7 +377,8 @@ class TrainTransform:
         return not self.varies_size and self.policy is None
 
     def draw(self, seed: int, step: int | tf.Tensor, batch_size: int) -> tf.Tensor:
-        """Return the draws of a step: the same for the same seed, step and position, whatever ran before.
+        """Return the draws of a step: the same for the same seed, step and position, whatever ran
+        before.
 
         Args:
             seed: A non-negative integer.
@@ -351,14 +388,18 @@ class TrainTransform:
         Returns:
             (B, D) float32, uniform on [0, 1), one row per position of the batch.
         """
-        size = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}.get(self.augmentation, 3)
+        size = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}.get(
+            self.augmentation, 3
+        )
         key = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
         draws = tf.random.stateless_uniform((batch_size, size), key, alg="philox")
         if self.policy is None:
             return draws
         # Of another stream, so that a policy leaves the crops where they are.
         key = tf.random.fold_in(key, 1, alg="philox")
-        return tf.concat([draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1)
+        return tf.concat(
+            [draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1
+        )
 
     def prepare(self, images: tf.Tensor) -> tf.Tensor:
         """Return the deterministic part; it is idempotent.
@@ -367,9 +408,14 @@ class TrainTransform:
             images: (H, W, 3) or (B, H, W, 3) uint8.
 
         Returns:
-            (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged where the crop varies in size.
+            (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged where the crop
+            varies in size.
         """
-        return images if self.varies_size else resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
+        return (
+            images
+            if self.varies_size
+            else resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
+        )
 
     def prepared_size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of what `prepare` makes of an image of this size."""
@@ -391,12 +437,19 @@ class TrainTransform:
         """
         size = tf.shape(image)[:2]
         if self.augmentation == "random_resized_crop":
-            top, left, height, width = tf.unstack(random_part(size, draws[1:], self.scale, self.ratio))
-            view = resize(image[top : top + height, left : left + width], (self.image_size, self.image_size))
+            top, left, height, width = tf.unstack(
+                random_part(size, draws[1:], self.scale, self.ratio)
+            )
+            view = resize(
+                image[top : top + height, left : left + width], (self.image_size, self.image_size)
+            )
         elif self.augmentation == "multi_resolution":
             target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
             height, width = (tf.minimum(edge, self.image_size) for edge in target)
-            top, left = random_offset(draws[1], target[0] - height), random_offset(draws[2], target[1] - width)
+            top, left = (
+                random_offset(draws[1], target[0] - height),
+                random_offset(draws[2], target[1] - width),
+            )
             view = resize(image, target)[top : top + height, left : left + width]
             view = pad_to_square(view, self.image_size, self.pad_color)
         else:
@@ -412,7 +465,8 @@ class TrainTransform:
         return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
 
     def batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-        """Transform equally sized images at once, bit by bit the same; only where `works_on_batches`.
+        """Transform equally sized images at once, bit by bit the same; only where
+        `works_on_batches`.
 
         Args:
             images: (B, H, W, 3) uint8.
@@ -428,9 +482,20 @@ class TrainTransform:
         rows, columns = top[..., None] + within, left[..., None] + within
         if self.flip:
             columns = tf.where(draws[:, :1] < 0.5, columns[..., ::-1], columns)
-        # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left to do.
-        images = tf.gather(images, tf.broadcast_to(rows, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=1)
-        return tf.gather(images, tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)), batch_dims=1, axis=2)
+        # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left
+        # to do.
+        images = tf.gather(
+            images,
+            tf.broadcast_to(rows, (tf.shape(draws)[0], self.image_size)),
+            batch_dims=1,
+            axis=1,
+        )
+        return tf.gather(
+            images,
+            tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)),
+            batch_dims=1,
+            axis=2,
+        )
 
     def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Transform one image.
@@ -466,8 +531,11 @@ class TrainTransform:
 TRIES = 10
 
 
-def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float]) -> tf.Tensor:
-    """Return a part of random area and proportions: the first of ten tries that fits, else the largest central one.
+def random_part(
+    size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tf.Tensor:
+    """Return a part of random area and proportions: the first of ten tries that fits, else the
+    largest central one.
 
     Args:
         size: (2,) int32, height and width of the image.
@@ -499,7 +567,8 @@ def random_part(size: tf.Tensor, draws: tf.Tensor, scale: tuple[float, float], r
 def multi_resolution(
     size: tuple[tf.Tensor, tf.Tensor], draw: tf.Tensor, crop: int, resolutions: tuple[float, float]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Height and width of the image when its longer side is a random multiple of the crop (HORDE: Jacob et al., 2019).
+    """Height and width of the image when its longer side is a random multiple of the crop (HORDE:
+    Jacob et al., 2019).
 
     Args:
         size: Height and width of the image.

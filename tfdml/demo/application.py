@@ -50,7 +50,8 @@ class Demo:
 
     Args:
         gallery: What is searched.
-        embed: From the bytes of an image to its embedding (d,); raises `UserError` where it cannot be decoded.
+        embed: From the bytes of an image to its embedding (d,); raises `UserError` where it cannot
+            be decoded.
         model: What the model is called.
         calibration: Within which distance an image is of the gallery; None: nobody knows.
         embed_texts: From texts to their embeddings (N, d); None: the model has no tower of texts.
@@ -63,12 +64,16 @@ class Demo:
     embed_texts: Callable[[list[str]], np.ndarray] | None = None
 
     def neighbors(self, query: bytes | str | int, k: int) -> list[dict[str, Any]]:
-        """Return the k nearest images to an image, a text, or a row without the row itself, as the page shows them."""
+        """Return the k nearest images to an image, a text, or a row without the row itself, as the
+        page shows them."""
         if isinstance(query, int):
             pairs = self.gallery.search(self.gallery.embeddings[query], k, query)
         elif isinstance(query, str):
             if self.embed_texts is None:
-                raise UserError(f"{self.model or 'the model'} embeds images alone: name a model of images and texts")
+                raise UserError(
+                    f"{self.model or 'the model'} embeds images alone: name a model of images and "
+                    "texts"
+                )
             pairs = self.gallery.search(self.embed_texts([query])[0], k)
         else:
             images = EncodedImages((query,), ("the image",))
@@ -77,14 +82,19 @@ class Demo:
             pairs = self.gallery.search(np.asarray(self.embed(query)), k)
         # The threshold is of images as queries.
         same = None if self.calibration is None or isinstance(query, str) else self.calibration.same
-        return [{"row": row, "distance": far, "accepted": same and bool(same(far))} for row, far in pairs]
+        return [
+            {"row": row, "distance": far, "accepted": same and bool(same(far))}
+            for row, far in pairs
+        ]
 
 
 def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
     """Return the function from the bytes of an image to its embedding (d,), as `Demo` takes it."""
 
     def embed(data: bytes) -> np.ndarray:
-        dataset = ImageDataset("upload", "all", EncodedImages((data,), ("the image",)), np.zeros(1, np.int64))
+        dataset = ImageDataset(
+            "upload", "all", EncodedImages((data,), ("the image",)), np.zeros(1, np.int64)
+        )
         for _, vectors in backend.stream_readable(dataset, 1):
             return vectors[0]
         raise UserError("the image cannot be decoded: it is damaged")
@@ -101,15 +111,19 @@ def application(demo: Demo, token: str = "") -> Starlette:
 
     Example:
         >>> from starlette.testclient import TestClient
-        >>> demo = Demo(Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)), embed=lambda data: np.ones(2))
+        >>> demo = Demo(Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)),
+        ...     embed=lambda data: np.ones(2))
         >>> "b.jpg" in TestClient(application(demo)).get("/?row=0&k=1").text
         True
     """
     gallery = demo.gallery
-    picture_of = functools.lru_cache(_PICTURES_KEPT)(lambda row: gallery.picture(row, _PICTURE_SIDE))
+    picture_of = functools.lru_cache(_PICTURES_KEPT)(
+        lambda row: gallery.picture(row, _PICTURE_SIDE)
+    )
 
     async def page(request: Request) -> Response:
-        """Return the page: neighbors of a `row`, a `text` or the image that is sent, and the gallery from `first`."""
+        """Return the page: neighbors of a `row`, a `text` or the image that is sent, and the
+        gallery from `first`."""
         options: dict[str, Any] = {"k": 12, "first": 0, "row": None}
         words = request.query_params.get("text", "").strip()
         neighbors, status, error = [], 200, ""
@@ -138,7 +152,9 @@ def application(demo: Demo, token: str = "") -> Starlette:
             **options,
         }
         threshold = demo.calibration and f"{demo.calibration.threshold:.4g}"
-        return HTMLResponse(_TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status)
+        return HTMLResponse(
+            _TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status
+        )
 
     async def picture(request: Request) -> Response:
         try:
@@ -146,7 +162,9 @@ def application(demo: Demo, token: str = "") -> Starlette:
             data = await run_in_threadpool(picture_of, row)
         except UserError as error:
             raise HTTPException(404, short_message(error)) from None
-        return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"})
+        return Response(
+            data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"}
+        )
 
     def fits(text: str) -> bool:
         return hmac.compare_digest(text.encode(), token.encode())
@@ -154,21 +172,32 @@ def application(demo: Demo, token: str = "") -> Starlette:
     async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
         """Refuse requests from the page of another site, or without the token; add the headers."""
         response: Response
-        if request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none") and request.method != "GET":
+        if (
+            request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+            and request.method != "GET"
+        ):
             response = PlainTextResponse("the request comes from another page", 403)
         elif token and fits(request.query_params.get("token", "")):
             response = RedirectResponse("/", 303)
             response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
         elif token and not fits(request.cookies.get(_COOKIE, "")):
-            response = PlainTextResponse("open the address that the terminal shows, with its token", 401)
+            response = PlainTextResponse(
+                "open the address that the terminal shows, with its token", 401
+            )
         else:
             response = await answer(request)
         for name, text in _HEADERS.items():
             response.headers.setdefault(name, text)
         return response
 
-    files = StaticFiles(packages=[(f"tfdml.{package}", "templates") for package in ("demo", "report")])
-    routes = [Route("/", page, methods=["GET", "POST"]), Route("/image/{row}", picture), Mount("/files", files)]
+    files = StaticFiles(
+        packages=[(f"tfdml.{package}", "templates") for package in ("demo", "report")]
+    )
+    routes = [
+        Route("/", page, methods=["GET", "POST"]),
+        Route("/image/{row}", picture),
+        Mount("/files", files),
+    ]
     return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 

@@ -1,6 +1,7 @@
 """Models that embed images: their interface, sets with unreadable images, several views.
 
-And the models in files (Keras, SavedModel, LiteRT, ONNX), and `load_backend`, from a path or address to its model.
+And the models in files (Keras, SavedModel, LiteRT, ONNX), and `load_backend`, from a path or
+address to its model.
 """
 
 import abc
@@ -46,14 +47,16 @@ class EmbeddingBackend(abc.ABC):
 
     Args:
         path: Its file or folder.
-        truncate_dim: How many first dimensions of its embeddings are kept, scaled to length 1; 0: all, as they are.
+        truncate_dim: How many first dimensions of its embeddings are kept, scaled to length 1; 0:
+            all, as they are.
 
     Attributes:
         kind: What it is: `"keras"`, `"saved_model"`, `"litert"` or `"onnx"`.
         address: Its path or URL.
         transform: The view in which it is fed images; None where it takes them as they are.
         view: The configuration of its view; None where only the model knows.
-        dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for images.
+        dimension: D of a head, which embeds stored vectors (B, D) in the place of images; 0 for
+            images.
         embeds_texts: Whether it also has a tower of texts.
     """
 
@@ -72,21 +75,27 @@ class EmbeddingBackend(abc.ABC):
         return self._cut(checksum_of(self.path))
 
     def fingerprint(self) -> str:
-        """Return what identifies its embedder in every format; its checksum where no model card is there."""
+        """Return what identifies its embedder in every format; its checksum where no model card is
+        there."""
         card = card_of(self.path)
-        return self._cut((read_json(card).get("fingerprint") if card else None) or checksum_of(self.path))
+        return self._cut(
+            (read_json(card).get("fingerprint") if card else None) or checksum_of(self.path)
+        )
 
     def _cut(self, text: str) -> str:
         return f"{self.truncate_dim} dimensions of {text}" if self.truncate_dim else text
 
-    def stream(self, dataset: ImageDataset, batch_size: int, padded: int = 0) -> Iterator[np.ndarray]:
+    def stream(
+        self, dataset: ImageDataset, batch_size: int, padded: int = 0
+    ) -> Iterator[np.ndarray]:
         """Yield the embeddings of one batch after another.
 
         Args:
             dataset: The images.
             batch_size: B.
-            padded: How many images the model computes at once, where it is compiled for a number of them: so that
-                part of a set is computed as it is in a pass over the whole. 0: those of the largest batch.
+            padded: How many images the model computes at once, where it is compiled for a number of
+                them: so that part of a set is computed as it is in a pass over the whole. 0: those
+                of the largest batch.
 
         Yields:
             (B, d) float32, in the data set's order.
@@ -95,9 +104,13 @@ class EmbeddingBackend(abc.ABC):
             UserError: An image cannot be read or is refused; it is named.
         """
         self._check_input(dataset)
-        yield from map(self._first, self._stream(dataset, batch_size, padded or min(batch_size, len(dataset))))
+        yield from map(
+            self._first, self._stream(dataset, batch_size, padded or min(batch_size, len(dataset)))
+        )
 
-    def stream_readable(self, dataset: ImageDataset, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def stream_readable(
+        self, dataset: ImageDataset, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """As `stream`, without the images that cannot be read or decoded.
 
         Args:
@@ -134,22 +147,30 @@ class EmbeddingBackend(abc.ABC):
         """See `stream`; `padded` is not 0."""
 
     @abc.abstractmethod
-    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _stream_readable(
+        self, images: Images, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `stream_readable`."""
 
     def _check_input(self, dataset: ImageDataset) -> None:
-        """Refuse images where the model embeds vectors, vectors where it embeds images, and those of another size."""
+        """Refuse images where the model embeds vectors, vectors where it embeds images, and those
+        of another size."""
         size = dataset.images.lookup().dimension
         if size != self.dimension:
-            takes, holds = (f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size))
+            takes, holds = (
+                f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size)
+            )
             advice = "a head takes `features`, and behind its embedder (`stack`) images"
-            raise UserError(f"{self.address} embeds {takes}, but {dataset.name} holds {holds}; {advice}")
+            raise UserError(
+                f"{self.address} embeds {takes}, but {dataset.name} holds {holds}; {advice}"
+            )
 
     def _first(self, vectors: np.ndarray) -> np.ndarray:
         return truncate(vectors, self.truncate_dim) if self.truncate_dim else vectors
 
     def _floats(self, vectors: np.ndarray, count: int) -> np.ndarray:
-        """Return what the model answers to so many images as float32; anything but one vector each is refused."""
+        """Return what the model answers to so many images as float32; anything but one vector each
+        is refused."""
         if vectors.ndim != 2 or len(vectors) != count or vectors.dtype.kind != "f":
             it_gave = f"it gave {vectors.dtype} of shape {vectors.shape}"
             raise UserError(f"{self.address} must give floats ({count}, d); {it_gave}")
@@ -169,7 +190,8 @@ def encoded_image(images: Images, index: int) -> bytes:
 
 
 def checksum_of(path: Path) -> str:
-    """SHA-256 of a file, or of the names and contents of all files below a folder, as `"sha256:..."`."""
+    """SHA-256 of a file, or of the names and contents of all files below a folder, as
+    `"sha256:..."`."""
     if path.is_file():
         return f"sha256:{sha256_of(path)}"
     digest = hashlib.sha256()
@@ -189,8 +211,8 @@ def embed_readable(
         batch_size: B.
 
     Returns:
-        (M,) which images of the set could be read, ascending, their (M, d) float32 embeddings, and what is wrong with
-        the others.
+        (M,) which images of the set could be read, ascending, their (M, d) float32 embeddings, and
+        what is wrong with the others.
 
     Raises:
         UserError: As the backend.
@@ -203,7 +225,9 @@ def embed_readable(
         >>> [str(fault) for fault in faults]
         ['2.jpg: truncated JPEG (no end-of-image marker)']
     """
-    batches = list(backend.stream_readable(dataset, batch_size)) or [(np.zeros(0, np.int64), np.zeros((0, 0), "<f4"))]
+    batches = list(backend.stream_readable(dataset, batch_size)) or [
+        (np.zeros(0, np.int64), np.zeros((0, 0), "<f4"))
+    ]
     rows, vectors = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     left_out = np.setdiff1d(np.arange(len(dataset)), rows)
     reasons = {fault.index: fault.reason for fault in find_faults(dataset.images.take(left_out))}
@@ -215,7 +239,8 @@ def embed_readable(
     return rows, vectors, faults
 
 
-# Of the room that a crop has, in halves from the top and from the left: the center, and the four corners.
+# Of the room that a crop has, in halves from the top and from the left: the center, and the four
+# corners.
 _PLACES = {1: ((1, 1),), 5: ((1, 1), (0, 0), (0, 2), (2, 0), (2, 2))}
 
 
@@ -229,7 +254,8 @@ class ViewTransform(EvaluationTransform):
         mirrored: Whether left and right change places after the crop.
 
     Example:
-        >>> ViewTransform(resize=40, image_size=32, top=0, left=2)(tf.zeros((40, 60, 3), tf.uint8)).shape
+        >>> ViewTransform(resize=40, image_size=32, top=0, left=2)(tf.zeros((40, 60, 3),
+        ...     tf.uint8)).shape
         TensorShape([32, 32, 3])
     """
 
@@ -240,7 +266,8 @@ class ViewTransform(EvaluationTransform):
     def place(self, size: tuple) -> list:
         """Return the top and left edge of the crop in a resized image of this height and width."""
         return [
-            (edge - self.image_size) * halves // 2 for edge, halves in zip(size, (self.top, self.left), strict=True)
+            (edge - self.image_size) * halves // 2
+            for edge, halves in zip(size, (self.top, self.left), strict=True)
         ]
 
     def __call__(self, images: tf.Tensor) -> tf.Tensor:
@@ -249,7 +276,9 @@ class ViewTransform(EvaluationTransform):
         return tf.reverse(views, [-2]) if self.mirrored else views
 
 
-def views_of(transform: EvaluationTransform, flip: bool = True, crops: int = 1) -> list[ViewTransform]:
+def views_of(
+    transform: EvaluationTransform, flip: bool = True, crops: int = 1
+) -> list[ViewTransform]:
     """Return several views of an image, that of the transform itself first; see `embed_views`.
 
     Raises:
@@ -263,41 +292,64 @@ def views_of(transform: EvaluationTransform, flip: bool = True, crops: int = 1) 
     if integer("crops", crops, at_least=1) not in _PLACES:
         raise ValueError(f"crops must be 1 or 5, not {crops}")
     if crops > 1 and transform.resize == transform.image_size:
-        raise UserError(f"`crops={crops}`: images of {transform.resize} px leave no room for other crops")
-    plain = {field.name: getattr(transform, field.name) for field in dataclasses.fields(EvaluationTransform)}
+        raise UserError(
+            f"`crops={crops}`: images of {transform.resize} px leave no room for other crops"
+        )
+    plain = {
+        field.name: getattr(transform, field.name)
+        for field in dataclasses.fields(EvaluationTransform)
+    }
     sides = (False, True) if boolean("flip", flip) else (False,)
-    return [ViewTransform(**plain, top=y, left=x, mirrored=side) for y, x in _PLACES[crops] for side in sides]
+    return [
+        ViewTransform(**plain, top=y, left=x, mirrored=side)
+        for y, x in _PLACES[crops]
+        for side in sides
+    ]
 
 
 def embed_views(
-    backend: EmbeddingBackend, dataset: ImageDataset, batch_size: int, *, flip: bool = True, crops: int = 1
+    backend: EmbeddingBackend,
+    dataset: ImageDataset,
+    batch_size: int,
+    *,
+    flip: bool = True,
+    crops: int = 1,
 ) -> np.ndarray:
-    """Return the mean embeddings of several views of each image: f = sum_v f_v, scaled to length 1; a pass for each.
+    """Return the mean embeddings of several views of each image: f = sum_v f_v, scaled to length 1;
+    a pass for each.
 
     Args:
         backend: A Keras embedder, LiteRT or ONNX file; a SavedModel has its one view inside.
         dataset: The images.
         batch_size: B.
         flip: Whether each crop is also embedded mirrored.
-        crops: 1: the center; 5: the four corners too, where `resize` leaves room around `image_size`.
+        crops: 1: the center; 5: the four corners too, where `resize` leaves room around
+            `image_size`.
 
     Returns:
         (N, d) float32 of length 1; 0 where the views cancel.
 
     Raises:
         ValueError: `crops` is neither 1 nor 5.
-        UserError: The model has one view, or there is no room for crops; as `EmbeddingBackend.embed`.
+        UserError: The model has one view, or there is no room for crops; as
+            `EmbeddingBackend.embed`.
 
-    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NIPS 2012, sec. 4.1.
+    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks",
+    NIPS 2012, sec. 4.1.
     """
     if backend.transform is None or backend.dimension:
-        raise UserError(f"{backend.address} has one view: name a run on images, or its .keras, .tflite or .onnx file")
+        raise UserError(
+            f"{backend.address} has one view: name a run on images, or its .keras, .tflite or "
+            ".onnx file"
+        )
     total: Any = np.float32(0)
     for view in views_of(backend.transform, flip, crops):
         other = copy.copy(backend)
         other.transform = view
         total = total + other.embed(dataset, batch_size)
-    return total / np.maximum(np.linalg.norm(total, axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    return total / np.maximum(
+        np.linalg.norm(total, axis=1, keepdims=True), np.finfo(np.float32).tiny
+    )
 
 
 class _ViewBackend(EmbeddingBackend):
@@ -307,16 +359,21 @@ class _ViewBackend(EmbeddingBackend):
 
     @abc.abstractmethod
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
-        """Yield the vectors of one batch after another, of images or of tuples that begin with images."""
+        """Yield the vectors of one batch after another, of images or of tuples that begin with
+        images."""
 
     def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         batches = own_threads(evaluation_batches(dataset, self.transform, batch_size))
         try:
             yield from self._vectors(batches, padded)
         except tf.errors.OpError as error:
-            raise (explain_failure(error, dataset, leave_out="`bad_images='skip'`") or error) from None
+            raise (
+                explain_failure(error, dataset, leave_out="`bad_images='skip'`") or error
+            ) from None
 
-    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _stream_readable(
+        self, images: Images, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for rows, views in readable_views(images, self.transform, batch_size):
             yield rows, next(self._vectors([views], min(batch_size, len(images))))
 
@@ -373,7 +430,8 @@ def _file(path: str | os.PathLike) -> Path:
 
 
 def epochs_missing(run: str | os.PathLike) -> str:
-    """Return how far a run has come that has not ended, such as `"3 of 6 epochs"`; empty for all other folders.
+    """Return how far a run has come that has not ended, such as `"3 of 6 epochs"`; empty for all
+    other folders.
 
     Args:
         run: A run folder, or a file in it.
@@ -387,7 +445,8 @@ def epochs_missing(run: str | os.PathLike) -> str:
 
 
 def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
-    """Return the Keras embedder of a run folder or a .keras file; warns where the run has not ended.
+    """Return the Keras embedder of a run folder or a .keras file; warns where the run has not
+    ended.
 
     Raises:
         UserError: There is none, or the file is not an embedder.
@@ -395,7 +454,11 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     path = _file(path)
     if not path.is_file():
         of_seeds = sorted(path.parent.glob("seed_*/embedder.keras"))
-        ask = f"name the run of one seed, such as {of_seeds[0].parent}" if of_seeds else "has the run finished?"
+        ask = (
+            f"name the run of one seed, such as {of_seeds[0].parent}"
+            if of_seeds
+            else "has the run finished?"
+        )
         raise UserError(f"there is no embedder at {path}; {ask}")
     if missing := epochs_missing(path):
         logging.warning("%s has not ended: its embedder is the best of %s", path.parent, missing)
@@ -409,7 +472,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} in it is damaged")
-        # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's default.
+        # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's
+        # default.
         advice = "If a module of yours registers it, name it with --import"
         with user_errors(TypeError, f"{path} cannot be loaded: {REASON} {advice}", keep="first"):
             embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
@@ -419,7 +483,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
 
 
 class SavedModelEmbedder(EmbeddingBackend):
-    """A SavedModel of `tfdml export`, by its signature `embed_each`, which says what is wrong with each image.
+    """A SavedModel of `tfdml export`, by its signature `embed_each`, which says what is wrong with
+    each image.
 
     Args:
         path: The path of a version.
@@ -436,27 +501,37 @@ class SavedModelEmbedder(EmbeddingBackend):
         self.view = view_of_card(card_of(self.path))
         compare_with_card(self.path)
         # Whatever TensorFlow raises on a damaged graph.
-        with user_errors(Exception, f"`model={path}` cannot be loaded as SavedModel: {REASON}", keep="last"):
+        with user_errors(
+            Exception, f"`model={path}` cannot be loaded as SavedModel: {REASON}", keep="last"
+        ):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
         if "embed_each" not in self.loaded.signatures:
             names = ", ".join(self.loaded.signatures)
             raise UserError(
-                f"`model={path}`: the SavedModel has no signature embed_each, only {names}: export it again"
+                f"`model={path}`: the SavedModel has no signature embed_each, only {names}: export "
+                "it again"
             )
         self.embeds_texts = "embed_texts" in self.loaded.signatures
 
     def _stream(self, dataset: ImageDataset, batch_size: int, padded: int) -> Iterator[np.ndarray]:
         images = dataset.images
         for start in range(0, len(images), batch_size):
-            batch = [encoded_image(images, row) for row in range(start, min(start + batch_size, len(images)))]
+            batch = [
+                encoded_image(images, row)
+                for row in range(start, min(start + batch_size, len(images)))
+            ]
             vectors, reasons = self.request(batch)
             if any(reasons):
                 row = next(row for row, reason in enumerate(reasons) if reason)
-                raise UserError(f"{self.address} refuses {images.name(start + row)}: {reasons[row]}")
+                raise UserError(
+                    f"{self.address} refuses {images.name(start + row)}: {reasons[row]}"
+                )
             yield vectors
 
-    def _stream_readable(self, images: Images, batch_size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def _stream_readable(
+        self, images: Images, batch_size: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for rows, batch in readable_batches(images, batch_size, bytes):
             vectors, reasons = self.request(batch)
             accepted = [not reason for reason in reasons]
@@ -471,14 +546,17 @@ class SavedModelEmbedder(EmbeddingBackend):
 
     def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
         with user_errors(tf.errors.InvalidArgumentError, f"{self.address}: {REASON}", keep="last"):
-            return self.loaded.signatures["embed_texts"](texts=tf.constant(list(texts), tf.string))["embedding"].numpy()
+            return self.loaded.signatures["embed_texts"](texts=tf.constant(list(texts), tf.string))[
+                "embedding"
+            ].numpy()
 
 
 _KIND_OF_FILE = {".tflite": "litert", ".onnx": "onnx"}
 
 
 class ViewFile(_ViewBackend):
-    """A .tflite or .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to float embeddings.
+    """A .tflite or .onnx file from (1 or B, S, S, 3) uint8 images, after the evaluation view, to
+    float embeddings.
 
     Args:
         path: The file. Its export's model card lies next to it or in the folder above.
@@ -486,7 +564,8 @@ class ViewFile(_ViewBackend):
         threads: That compute; 0: as many as there are CPUs.
 
     Raises:
-        UserError: The file is no such model, its view is not known, or what runs it is not installed.
+        UserError: The file is no such model, its view is not known, or what runs it is not
+            installed.
     """
 
     def __init__(self, path: str | os.PathLike, truncate_dim: int = 0, threads: int = 0):
@@ -496,16 +575,28 @@ class ViewFile(_ViewBackend):
         compare_with_card(self.path)
         self.kind = _KIND_OF_FILE[self.path.suffix]
         self._run, types, shape = open_file(self.path, threads)
-        if types != ["uint8", "float32"] or len(shape) != 4 or shape[3] != 3 or shape[1] != shape[2]:
+        if (
+            types != ["uint8", "float32"]
+            or len(shape) != 4
+            or shape[3] != 3
+            or shape[1] != shape[2]
+        ):
             what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
-            raise UserError(f"`model={path}`: it must take {what}, not {', '.join(types)} and {shape}")
+            raise UserError(
+                f"`model={path}`: it must take {what}, not {', '.join(types)} and {shape}"
+            )
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
         self.view = view_of_card(card_of(self.path))
         if self.view is None:
-            raise UserError(f"`model={path}`: no {CARD} describes its view: copy that of its export next to it")
+            raise UserError(
+                f"`model={path}`: no {CARD} describes its view: copy that of its export next to it"
+            )
         if self.view["image_size"] != shape[1]:
-            raise UserError(f"`model={path}` takes {shape[1]} px, but its {CARD} states {self.view['image_size']} px")
+            raise UserError(
+                f"`model={path}` takes {shape[1]} px, but its {CARD} states "
+                f"{self.view['image_size']} px"
+            )
         self.transform = EvaluationTransform(**self.view)
 
     def _vectors(self, batches: Iterable[Any], batch_size: int) -> Iterator[np.ndarray]:
@@ -513,11 +604,15 @@ class ViewFile(_ViewBackend):
             images = np.asarray(batch[0] if isinstance(batch, tuple) else batch)
             rows = self._rows or len(images)
             filled = np.concatenate([images, np.repeat(images[-1:], -len(images) % rows, axis=0)])
-            parts = [self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)]
+            parts = [
+                self._run(filled[first : first + rows]) for first in range(0, len(filled), rows)
+            ]
             yield self._floats(np.concatenate(parts)[: len(images)], len(images))
 
 
-def open_file(path: Path, threads: int = 0) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+def open_file(
+    path: Path, threads: int = 0
+) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
     """Load a .tflite or .onnx file.
 
     Args:
@@ -525,8 +620,8 @@ def open_file(path: Path, threads: int = 0) -> tuple[Callable[[np.ndarray], np.n
         threads: That compute; 0: as many as there are CPUs.
 
     Returns:
-        The function from inputs, as many as the file takes at once, to embeddings; the types of its inputs and
-        outputs, and the shape of the input, at most 0 where it is free.
+        The function from inputs, as many as the file takes at once, to embeddings; the types of its
+        inputs and outputs, and the shape of the input, at most 0 where it is free.
 
     Raises:
         UserError: It cannot be loaded, or what runs it is not installed.
@@ -535,7 +630,9 @@ def open_file(path: Path, threads: int = 0) -> tuple[Callable[[np.ndarray], np.n
     return opened(path, threads or os.cpu_count() or 1)
 
 
-def _open_litert(path: Path, threads: int) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+def _open_litert(
+    path: Path, threads: int
+) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
     kind = litert_interpreter()
     message = f"`model={path}` cannot be loaded as a .tflite file: {REASON}"
     with user_errors((ValueError, RuntimeError), message, keep="last"):
@@ -567,13 +664,17 @@ def litert_interpreter() -> Any:
     return Interpreter
 
 
-def _open_onnx(path: Path, threads: int) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
+def _open_onnx(
+    path: Path, threads: int
+) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
     with user_errors(ImportError, "an .onnx file needs ONNX Runtime: pip install 'tfdml[onnx]'"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     # Its own kinds of errors derive from nothing narrower.
-    with user_errors(Exception, f"`model={path}` cannot be loaded as an .onnx file: {REASON}", keep="last"):
+    with user_errors(
+        Exception, f"`model={path}` cannot be loaded as an .onnx file: {REASON}", keep="last"
+    ):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs, outputs = session.get_inputs(), session.get_outputs()
     outputs = [output for output in outputs if len(outputs) == 1 or "embedding" in output.name]
@@ -583,12 +684,14 @@ def _open_onnx(path: Path, threads: int) -> tuple[Callable[[np.ndarray], np.ndar
     return lambda images: session.run([outputs[0].name], {inputs[0].name: images})[0], types, shape
 
 
-def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: int = 0) -> EmbeddingBackend:
+def load_backend(
+    model: str | os.PathLike, *, threads: int = 0, truncate_dim: int = 0
+) -> EmbeddingBackend:
     """Return the model at a path, or at a URL in a store.
 
     Args:
-        model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that holds a SavedModel is
-            taken), or a .tflite or .onnx file.
+        model: A run folder, a .keras file, a SavedModel, a folder of versions (the newest that
+            holds a SavedModel is taken), or a .tflite or .onnx file.
         threads: That a .tflite or .onnx file computes with; 0: as many as there are CPUs.
         truncate_dim: Keep this many first dimensions of the embeddings, scaled to length 1; 0: all.
 
@@ -603,14 +706,19 @@ def load_backend(model: str | os.PathLike, *, threads: int = 0, truncate_dim: in
         (256, 16)
     """
     if is_remote(model) and not in_store(model):
-        raise UserError(f"`model={model}` is neither a file or folder nor in a store: name what the server loads")
+        raise UserError(
+            f"`model={model}` is neither a file or folder nor in a store: name what the server "
+            "loads"
+        )
     path = Path(local_copy(model))
     if path.suffix in _KIND_OF_FILE:
         return ViewFile(path, truncate_dim, threads)
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version, truncate_dim)
-    names = sorted(str(file.relative_to(path)) for suffix in _KIND_OF_FILE for file in path.rglob(f"*{suffix}"))
+    names = sorted(
+        str(file.relative_to(path)) for suffix in _KIND_OF_FILE for file in path.rglob(f"*{suffix}")
+    )
     if names:
         raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(names)}")
     return KerasEmbedder(path, truncate_dim)

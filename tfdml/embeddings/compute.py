@@ -14,14 +14,16 @@ from tfdml.models.inference import compiled
 def embed(embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any]) -> np.ndarray:
     """Return the embeddings of all images, in the order in which they come.
 
-    A batch smaller than the largest so far is filled up with copies of its last image, whose embeddings are dropped,
-    so that a compiled model sees one shape and is not traced again for the last batch.
+    A batch smaller than the largest so far is filled up with copies of its last image, whose
+    embeddings are dropped, so that a compiled model sees one shape and is not traced again for the
+    last batch.
 
     Args:
-        embedder: A Keras model, run in inference mode, or any callable; from (B, H, W, 3) images to (B, d)
-            embeddings, or to a dict with the key `embedding`. Each row must depend on its image alone.
-        batches: A `tf.data.Dataset` or any iterable, of images or of tuples that begin with images, such as
-            (images, labels).
+        embedder: A Keras model, run in inference mode, or any callable; from (B, H, W, 3) images to
+            (B, d) embeddings, or to a dict with the key `embedding`. Each row must depend on its
+            image alone.
+        batches: A `tf.data.Dataset` or any iterable, of images or of tuples that begin with images,
+            such as (images, labels).
 
     Returns:
         (N, d) float32.
@@ -44,13 +46,15 @@ def embed(embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any]) 
 def embed_batches(
     embedder: Callable[[Any], Any] | keras.Model, batches: Iterable[Any], *, batch_size: int = 0
 ) -> Iterator[np.ndarray]:
-    """Yield the embeddings of one batch after another, for sets whose embeddings are not held in memory.
+    """Yield the embeddings of one batch after another, for sets whose embeddings are not held in
+    memory.
 
     Args:
         embedder: As `embed`.
         batches: As `embed`.
-        batch_size: Batches are filled up to this size from the first on, so that a pass that begins in the middle of
-            a set computes as one that began at its start; 0: to the largest so far.
+        batch_size: Batches are filled up to this size from the first on, so that a pass that begins
+            in the middle of a set computes as one that began at its start; 0: to the largest so
+            far.
 
     Yields:
         (B, d) float32 of each batch that is not empty.
@@ -60,7 +64,8 @@ def embed_batches(
 
     Example:
         >>> import numpy as np
-        >>> [len(vectors) for vectors in embed_batches(lambda x: 2 * x, [np.ones((3, 2)), np.ones((2, 2))])]
+        >>> [len(vectors) for vectors in embed_batches(lambda x: 2 * x, [np.ones((3, 2)),
+        ...     np.ones((2, 2))])]
         [3, 2]
     """
     run = _runner(embedder)
@@ -110,7 +115,9 @@ def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
     if not 1 <= dim <= vectors.shape[1]:
         raise UserError(f"`truncate_dim={dim}`: the embeddings have {vectors.shape[1]} dimensions")
     first = np.asarray(vectors[:, :dim], np.float64)
-    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(np.float32)
+    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(
+        np.float32
+    )
 
 
 def _runner(embedder: Any) -> Callable[[Any], Any]:
@@ -118,12 +125,16 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
     if not isinstance(embedder, keras.Model):
         return embedder
     if keras.distribution.distribution() is not None:
-        return compiled(embedder, embedder)  # predict_on_batch would want the parts of all processes
+        return compiled(
+            embedder, embedder
+        )  # predict_on_batch would want the parts of all processes
     strategy = getattr(embedder, "distribute_strategy", None)
     if strategy is None or strategy.num_replicas_in_sync == 1:
         if keras.backend.backend() == "tensorflow":
             return embedder.predict_on_batch  # compiled once for the life of the model
-        return lambda images: embedder.predict_on_batch(np.asarray(images))  # batches may be tf.data's tensors
+        return lambda images: embedder.predict_on_batch(
+            np.asarray(images)
+        )  # batches may be tf.data's tensors
     # predict_on_batch would run the whole batch once on every replica, and return it as often.
     return compiled(embedder, lambda images: embedder(images, training=False))
 
@@ -131,9 +142,14 @@ def _runner(embedder: Any) -> Callable[[Any], Any]:
 def _vectors(output: Any, count: int) -> np.ndarray:
     if isinstance(output, Mapping):
         if "embedding" not in output:
-            raise UserError(f"the embedder's output has no key 'embedding', only {', '.join(map(str, output))}")
+            raise UserError(
+                f"the embedder's output has no key 'embedding', only {', '.join(map(str, output))}"
+            )
         output = output["embedding"]
     vectors = keras.ops.convert_to_numpy(output).astype(np.float32)
     if vectors.ndim != 2 or len(vectors) != count:
-        raise UserError(f"the embedder must give (images, dimensions), here ({count}, d); it gave {vectors.shape}")
+        raise UserError(
+            f"the embedder must give (images, dimensions), here ({count}, d); it gave "
+            f"{vectors.shape}"
+        )
     return vectors

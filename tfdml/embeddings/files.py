@@ -1,7 +1,9 @@
-"""Embeddings on disk: which images they are of, reading Parquet, .npz and .npy, and folders that resume after a kill.
+"""Embeddings on disk: which images they are of, reading Parquet, .npz and .npy, and folders that
+resume after a kill.
 
-Any Parquet tool reads the files. A folder is written part by part, and its parts are the record of what is done: each
-has the folder's identity in the metadata of its schema. `manifest.json` comes last.
+Any Parquet tool reads the files. A folder is written part by part, and its parts are the record of
+what is done: each has the folder's identity in the metadata of its schema. `manifest.json` comes
+last.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
 
 FORMAT, VERSION = "tfdml-embeddings", 3
 MANIFEST, BAD_IMAGES = "manifest.json", "bad_images.csv"
-# The role of an image: `train`; `test` where a set is searched all-to-all; or one side of a test split.
+# The role of an image: `train`; `test` where a set is searched all-to-all; or one side of a test
+# split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
 # In the metadata of a part's schema.
 _KEY = b"tfdml"
@@ -43,7 +46,8 @@ _PART = re.compile(r"part-(\d{6,})\.parquet")
 # Rows of one group, which readers take at once.
 _GROUP_BYTES = 2**24
 _BATCH_ROWS = 8192
-# The share of the free memory that embeddings may take. Larger ones are copied into a file that is memory-mapped.
+# The share of the free memory that embeddings may take. Larger ones are copied into a file that is
+# memory-mapped.
 _SHARE_OF_MEMORY = 0.25
 
 
@@ -56,7 +60,8 @@ class ImageTable:
         labels: (N,) class ids. None: they are not known.
         roles: (N,) of `ROLE_NAMES`. None: they are not known.
         class_names: Names of the class ids.
-        groups: (N,) integers, None for an image without one; see `tfdml.data.ImageDataset`. None: there are none.
+        groups: (N,) integers, None for an image without one; see `tfdml.data.ImageDataset`. None:
+            there are none.
 
     Raises:
         UserError: They differ in number.
@@ -73,23 +78,35 @@ class ImageTable:
             object.__setattr__(self, "labels", integer_labels(self.labels))
         if self.roles is not None:
             object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
-        sizes = [len(column) for column in (self.names, self.labels, self.roles, self.groups) if column is not None]
+        sizes = [
+            len(column)
+            for column in (self.names, self.labels, self.roles, self.groups)
+            if column is not None
+        ]
         if len(set(sizes)) > 1:
-            raise UserError(f"{', '.join(map(str, sizes))} names, labels, roles and groups: give as many of each")
+            raise UserError(
+                f"{', '.join(map(str, sizes))} names, labels, roles and groups: give as many of "
+                "each"
+            )
 
     @classmethod
     def of(cls, splits: Sequence[ImageDataset], directory: str | os.PathLike = "") -> ImageTable:
         """Return the images of several splits, one after another.
 
         Args:
-            splits: The splits; one named `"train"` holds training images, one named `"all"` images to measure.
-            directory: Where the data set lies, or the file that lists it: names of files below it become relative to
-                it, so that they mean the same wherever it lies.
+            splits: The splits; one named `"train"` holds training images, one named `"all"` images
+                to measure.
+            directory: Where the data set lies, or the file that lists it: names of files below it
+                become relative to it, so that they mean the same wherever it lies.
         """
         directory = os.fspath(directory)
         base = directory if os.path.isdir(directory) else os.path.dirname(directory)
         prefix = os.path.join(base, "") if base else ""
-        names = [part.images.name(index).removeprefix(prefix) for part in splits for index in range(len(part))]
+        names = [
+            part.images.name(index).removeprefix(prefix)
+            for part in splits
+            for index in range(len(part))
+        ]
         roles = [
             np.full(len(part), "test" if part.split == "all" else part.split, "<U7")
             if part.is_query is None
@@ -101,8 +118,14 @@ class ImageTable:
             if class_names.setdefault(label, name) != name:
                 two = f"class id {label} is {class_names[label]} in one split and {name} in another"
                 raise UserError(f"{two}: embed them into two folders, whose classes go by name")
-        sides = [[None] * len(part) if part.groups is None else part.groups.tolist() for part in splits]
-        groups = list(itertools.chain(*sides)) if any(part.groups is not None for part in splits) else None
+        sides = [
+            [None] * len(part) if part.groups is None else part.groups.tolist() for part in splits
+        ]
+        groups = (
+            list(itertools.chain(*sides))
+            if any(part.groups is not None for part in splits)
+            else None
+        )
         labels = np.concatenate([part.labels for part in splits])
         return cls(tuple(names), labels, np.concatenate(roles), class_names, groups)
 
@@ -111,7 +134,8 @@ class ImageTable:
 
     @property
     def classes(self) -> np.ndarray | None:
-        """(N,) the name of each row's class, or its number where it has no name; None without labels."""
+        """(N,) the name of each row's class, or its number where it has no name; None without
+        labels."""
         return None if self.labels is None else class_of_each(self.labels, self.class_names)
 
     @property
@@ -125,13 +149,17 @@ class ImageTable:
         if sides <= {"test"}:
             return None
         if sides != {"query", "gallery"}:
-            raise UserError(f"the roles of test images are {', '.join(sorted(sides))}: they must be query and gallery")
+            raise UserError(
+                f"the roles of test images are {', '.join(sorted(sides))}: they must be query and "
+                "gallery"
+            )
         return self.roles == "query"
 
     def checksum(self) -> str:
         """SHA-256 of names, labels, roles and groups, as `"sha256:..."`.
 
-        It identifies the list of images, not their content: an image that was replaced under its name goes unnoticed.
+        It identifies the list of images, not their content: an image that was replaced under its
+        name goes unnoticed.
         """
         digest = hashlib.sha256()
         for name in self.names:
@@ -145,9 +173,16 @@ class ImageTable:
     def columns(self, rows: slice = slice(None)) -> dict[str, Any]:
         """Return what `table_of` takes of some of the images; None for what is not known."""
         parts = {"label": self.labels, "class": self.classes, "role": self.roles}
-        columns = {name: column[rows].tolist() for name, column in parts.items() if column is not None}
+        columns = {
+            name: column[rows].tolist() for name, column in parts.items() if column is not None
+        }
         groups = None if self.groups is None else list(self.groups[rows])
-        return {"id": [*range(*rows.indices(len(self)))], "path": list(self.names[rows]), **columns, "group": groups}
+        return {
+            "id": [*range(*rows.indices(len(self)))],
+            "path": list(self.names[rows]),
+            **columns,
+            "group": groups,
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,10 +191,11 @@ class StoredEmbeddings(ImageTable):
 
     Args:
         source: Where they were read from.
-        embeddings: (N, d); memory-mapped if they come from an .npy file or are too large for the memory.
+        embeddings: (N, d); memory-mapped if they come from an .npy file or are too large for the
+            memory.
         manifest: The folder's manifest; empty for a file from elsewhere.
-        groups: (N,) int64, or None where the file holds none. Images without a group have each a negative number of
-            their own.
+        groups: (N,) int64, or None where the file holds none. Images without a group have each a
+            negative number of their own.
         **images: As `ImageTable`. Images without a name are called by their numbers.
     """
 
@@ -191,7 +227,9 @@ class StoredEmbeddings(ImageTable):
         rows = np.flatnonzero((self.roles == "train") == (name == "train"))
         if not len(rows):
             roles = ", ".join(sorted(set(self.roles.tolist())))
-            raise UserError(f"{self.source} holds no {name} images, only {roles}; name another `split`")
+            raise UserError(
+                f"{self.source} holds no {name} images, only {roles}; name another `split`"
+            )
         groups = None if self.groups is None else self.groups[rows]
         part: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
         return dataclasses.replace(
@@ -216,7 +254,8 @@ def class_of_each(labels: Any, class_names: Mapping[int, str]) -> np.ndarray:
 
 
 def check_same_model(one: str, other: str, what: str) -> None:
-    """Raise a `UserError` where vectors are of two models; a fingerprint that is not known (empty) fits any other.
+    """Raise a `UserError` where vectors are of two models; a fingerprint that is not known (empty)
+    fits any other.
 
     Args:
         one: The fingerprint of a model.
@@ -224,12 +263,15 @@ def check_same_model(one: str, other: str, what: str) -> None:
         what: What is compared, for the message.
     """
     if one and other and one != other:
-        names = " and ".join(text.replace("sha256:", "")[-64:][:12] if ":" in text else text for text in (one, other))
+        names = " and ".join(
+            text.replace("sha256:", "")[-64:][:12] if ":" in text else text for text in (one, other)
+        )
         raise UserError(f"{what} are of different models ({names}): embed both by one model")
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
-    """Whether a path is a folder of `tfdml embed`, finished or not, or a Parquet, .npz or .npy file.
+    """Whether a path is a folder of `tfdml embed`, finished or not, or a Parquet, .npz or .npy
+    file.
 
     Example:
         >>> holds_embeddings("vectors.npz")
@@ -241,19 +283,23 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
 
 
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
-    """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files from anywhere.
+    """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files
+    from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `class` (its name), `label` (a number
-    of these files alone), `path`, `role` and `group` (integers or text); rows come in the order of the files. An .npz
-    holds `embeddings` (N, d) and `labels` (N,), integers or names of classes; optionally `is_query` (N,) bool, for
-    queries that are searched in the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
+    Parquet files have the column `embedding`, lists of d numbers, and optionally `class` (its
+    name), `label` (a number of these files alone), `path`, `role` and `group` (integers or text);
+    rows come in the order of the files. An .npz holds `embeddings` (N, d) and `labels` (N,),
+    integers or names of classes; optionally `is_query` (N,) bool, for queries that are searched in
+    the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
     memory-mapped.
 
     Args:
-        path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy file.
+        path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy
+            file.
 
     Raises:
-        UserError: There is nothing, something else, something unfinished, or arrays that do not go together.
+        UserError: There is nothing, something else, something unfinished, or arrays that do not go
+            together.
 
     Example:
         >>> stored = read_embeddings("embeddings/cars")
@@ -265,7 +311,9 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     manifest: dict[str, Any] = {}
     embeddings: np.ndarray
     columns: dict[str, np.ndarray]
-    with user_errors(Exception, f"{path} cannot be read: {REASON}", keep="first"):  # whatever NumPy and Arrow raise
+    with user_errors(
+        Exception, f"{path} cannot be read: {REASON}", keep="first"
+    ):  # whatever NumPy and Arrow raise
         if path.suffix == ".npy":
             embeddings, columns = np.lib.format.open_memmap(path, mode="r"), {}
         elif path.suffix == ".npz":
@@ -275,19 +323,29 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
             parts, manifest = _files_of(path)
             embeddings, columns = _read_parquet(parts)
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
-        raise UserError(f"{path}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}")
+        raise UserError(
+            f"{path}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}"
+        )
     if len(embeddings) != manifest.get("count", len(embeddings)):
-        raise UserError(f"{path}: {MANIFEST} states {manifest['count']} images, the files hold {len(embeddings)}")
+        raise UserError(
+            f"{path}: {MANIFEST} states {manifest['count']} images, the files hold "
+            f"{len(embeddings)}"
+        )
     if "label" in columns and columns["label"].dtype.kind not in "US":
         with user_errors(UserError, f"{path}: {REASON}"):
             columns["label"] = integer_labels(columns["label"])
     for name, values in columns.items():
         if values.shape != (len(embeddings),):
-            raise UserError(f"{path}: {len(embeddings)} embeddings but {name} of shape {values.shape}; one for each")
+            raise UserError(
+                f"{path}: {len(embeddings)} embeddings but {name} of shape {values.shape}; one for "
+                "each"
+            )
     if unknown := set(map(str, columns.get("role", ()))) - set(ROLE_NAMES):
         raise UserError(f"{path}: unknown role {min(unknown)!r}; one of {', '.join(ROLE_NAMES)}")
     labels, class_names = _classes_of(str(path), columns.get("label"), columns.get("class"))
-    names = tuple(map(str, columns["path"].tolist() if "path" in columns else range(len(embeddings))))
+    names = tuple(
+        map(str, columns["path"].tolist() if "path" in columns else range(len(embeddings)))
+    )
     images = names, labels, columns.get("role"), class_names, columns.get("group")
     return StoredEmbeddings(*images, source=str(path), embeddings=embeddings, manifest=manifest)
 
@@ -306,7 +364,8 @@ def _columns_of(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _classes_of(
     source: str, labels: np.ndarray | None, names: np.ndarray | None
 ) -> tuple[np.ndarray | None, dict[int, str]]:
-    """Return (N,) class ids and the names of the classes; names decide where both are there and disagree."""
+    """Return (N,) class ids and the names of the classes; names decide where both are there and
+    disagree."""
     if labels is not None and labels.dtype.kind in "US":
         labels, names = None, labels
     if names is None:
@@ -323,11 +382,15 @@ def _classes_of(
 
 
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the Parquet files at a path, and the manifest of the folder; empty where there is none."""
+    """Return the Parquet files at a path, and the manifest of the folder; empty where there is
+    none."""
     if not path.is_dir():
         if path.suffix != ".parquet":
             raise UserError(f"there are no embeddings at {path}")
-        if _KEY not in (pq.read_schema(path).metadata or {}) or not (path.parent / MANIFEST).is_file():
+        if (
+            _KEY not in (pq.read_schema(path).metadata or {})
+            or not (path.parent / MANIFEST).is_file()
+        ):
             return [path], {}
         logging.warning("%s is a part of the embeddings in its folder", path)
         return [path], {"model": _manifest_of(path.parent)["model"]}
@@ -335,12 +398,19 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     parts = _parquet_files(path)
     if (path / MANIFEST).is_file():
         manifest = _manifest_of(path)
-        names = [files.confined(path, name, str(path / MANIFEST)) for name in sorted(manifest["files"])]
+        names = [
+            files.confined(path, name, str(path / MANIFEST)) for name in sorted(manifest["files"])
+        ]
         parts = [Path(name) for name in names if name.endswith(".parquet")]
     elif any(_KEY in (pq.read_schema(part).metadata or {}) for part in parts):
-        raise UserError(f"{path} holds no finished embeddings: it is unfinished: run the same tfdml embed again")
+        raise UserError(
+            f"{path} holds no finished embeddings: it is unfinished: run the same tfdml embed again"
+        )
     if not parts:
-        raise UserError(f"{path} holds no finished embeddings: there is no {MANIFEST}, or it lists no Parquet file")
+        raise UserError(
+            f"{path} holds no finished embeddings: there is no {MANIFEST}, or it lists no Parquet "
+            "file"
+        )
     return parts, manifest
 
 
@@ -358,19 +428,24 @@ def _parquet_files(folder: Path) -> list[Path]:
 
 
 def _read_parquet(parts: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return (N, d) float32 embeddings, of many in a file that is mapped, and the (N,) values of other columns."""
+    """Return (N, d) float32 embeddings, of many in a file that is mapped, and the (N,) values of
+    other columns."""
     count, done, embeddings = sum(pq.read_metadata(part).num_rows for part in parts), 0, None
     for batch in _batches(parts, "embedding"):
         vectors = _vectors(batch)
         if embeddings is None:
             embeddings = _allocate((count, vectors.shape[1]))
         if vectors.shape[1] != embeddings.shape[1]:
-            raise UserError(f"embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}")
+            raise UserError(
+                f"embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}"
+            )
         embeddings[done : done + len(vectors)] = vectors
         done += len(vectors)
     if embeddings is None:
         raise UserError(f"{parts[0]} holds no row")
-    columns = {name: _column(parts, name, count) for name in ("path", "label", "class", "role", "group")}
+    columns = {
+        name: _column(parts, name, count) for name in ("path", "label", "class", "role", "group")
+    }
     return embeddings, {name: values for name, values in columns.items() if values is not None}
 
 
@@ -378,20 +453,26 @@ def _batches(parts: Sequence[Path], *names: str) -> Iterator[pa.RecordBatch]:
     for part in parts:
         with pq.ParquetFile(part, memory_map=True) as file:
             if "embedding" not in file.schema_arrow.names:
-                raise UserError(f"{part} has no column embedding; it has {', '.join(file.schema_arrow.names)}")
+                raise UserError(
+                    f"{part} has no column embedding; it has {', '.join(file.schema_arrow.names)}"
+                )
             yield from file.iter_batches(_BATCH_ROWS, columns=list(names))
 
 
 def _vectors(batch: pa.RecordBatch) -> np.ndarray:
     """(B, d) float32 of a batch."""
     column = batch.column("embedding")
-    column = getattr(column, "storage", column)  # of an extension type, such as another library's tensors
+    column = getattr(
+        column, "storage", column
+    )  # of an extension type, such as another library's tensors
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type):
         values, lengths = column.flatten(), column.value_lengths().unique().to_pylist()
         is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
         if is_number and not values.null_count and len(lengths) == 1 and lengths[0]:
             return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, lengths[0])
-    raise UserError(f"embedding must be a list of as many numbers in every row, without null, not {column.type}")
+    raise UserError(
+        f"embedding must be a list of as many numbers in every row, without null, not {column.type}"
+    )
 
 
 def _column(parts: Sequence[Path], name: str, count: int) -> np.ndarray | None:
@@ -404,9 +485,17 @@ def _column(parts: Sequence[Path], name: str, count: int) -> np.ndarray | None:
         return None
     missing = count - len(values) + values.null_count
     if name == "group" and not missing - values.null_count:
-        if not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
+        if not (
+            pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())
+        ):
             raise UserError(f"group must be integers or text, not {values.type}")
-        numbers = values.combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+        numbers = (
+            values.combine_chunks()
+            .dictionary_encode()
+            .indices.fill_null(-1)
+            .to_numpy()
+            .astype(np.int64)
+        )
         return np.where(numbers < 0, -1 - np.arange(len(numbers)), numbers)
     if missing:
         raise UserError(f"{missing:,} of {count:,} rows have no {name}; all or none must")
@@ -418,8 +507,12 @@ def _allocate(shape: tuple[int, int]) -> np.ndarray:
     """Space for embeddings: in memory, or in a nameless file that is mapped where they are many."""
     if 4 * shape[0] * shape[1] <= _SHARE_OF_MEMORY * files.free_memory():
         return np.empty(shape, np.float32)
-    with tempfile.NamedTemporaryFile(prefix="tfdml-embeddings-") as file:  # gone once nothing maps it
-        os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])  # a full disk would end the process later
+    with tempfile.NamedTemporaryFile(
+        prefix="tfdml-embeddings-"
+    ) as file:  # gone once nothing maps it
+        os.posix_fallocate(
+            file.fileno(), 0, 4 * shape[0] * shape[1]
+        )  # a full disk would end the process later
         return np.memmap(file.name, np.float32, "r+", shape=shape)
 
 
@@ -427,8 +520,8 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray) -> pa.Table:
     """Return the Arrow table of images and their embeddings.
 
     Args:
-        images: (N,) values of `id`, `path` and, where known, `label`, `class`, `role` and `group`; None where they are
-            not.
+        images: (N,) values of `id`, `path` and, where known, `label`, `class`, `role` and `group`;
+            None where they are not.
         vectors: (N, d) float32.
 
     Returns:
@@ -438,19 +531,32 @@ def table_of(images: Mapping[str, Any], vectors: np.ndarray) -> pa.Table:
         UserError: A path is not UTF-8, or a vector is not finite; its path is named.
 
     Example:
-        >>> table_of({"id": [0], "path": ["a.jpg"], "label": [3]}, np.ones((1, 2), np.float32)).column_names
+        >>> table_of({"id": [0], "path": ["a.jpg"], "label": [3]}, np.ones((1, 2),
+        ...     np.float32)).column_names
         ['id', 'path', 'label', 'class', 'role', 'embedding']
     """
     require_utf8(images["path"])
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):
         first, more = images["path"][bad[0]], f"as do {len(bad) - 1} more of its file"
-        raise UserError(f"the embedding of {first} holds NaN or infinite values, {more}; has the model diverged?")
+        raise UserError(
+            f"the embedding of {first} holds NaN or infinite values, {more}; has the model "
+            "diverged?"
+        )
     text = pa.dictionary(pa.int32(), pa.string())
-    kinds = {"id": pa.int64(), "path": pa.string(), "label": pa.int64(), "class": text, "role": text}
+    kinds = {
+        "id": pa.int64(),
+        "path": pa.string(),
+        "label": pa.int64(),
+        "class": text,
+        "role": text,
+    }
     kinds |= {} if images.get("group") is None else {"group": pa.int64()}
     empty = [None] * len(vectors)
-    columns = {name: pa.array(images[name] if images.get(name) is not None else empty, kinds[name]) for name in kinds}
+    columns = {
+        name: pa.array(images[name] if images.get(name) is not None else empty, kinds[name])
+        for name in kinds
+    }
     flat = pa.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
     return pa.table(columns)
@@ -509,15 +615,17 @@ class PartRecord:
 
 
 class EmbeddingFolder:
-    """A folder of embeddings that is written in parts, each of them a Parquet file; killed at any moment, it resumes.
+    """A folder of embeddings that is written in parts, each of them a Parquet file; killed at any
+    moment, it resumes.
 
-    A part is written atomically, and is its own record. The manifest comes last: a folder without it is unfinished.
+    A part is written atomically, and is its own record. The manifest comes last: a folder without
+    it is unfinished.
 
     Args:
-        folder: A new or empty folder, or one that was begun with the same identity; of several machines, one that all
-            have mounted at the same place.
-        identity: What decides the embeddings, such as the checksums of model and images, as JSON holds it. A folder
-            that was begun with another is refused.
+        folder: A new or empty folder, or one that was begun with the same identity; of several
+            machines, one that all have mounted at the same place.
+        identity: What decides the embeddings, such as the checksums of model and images, as JSON
+            holds it. A folder that was begun with another is refused.
 
     Attributes:
         manifest: What `finish` wrote; empty before.
@@ -543,27 +651,39 @@ class EmbeddingFolder:
         """Read what the folder was begun with, and its manifest; change nothing.
 
         Raises:
-            UserError: It holds something else, or was begun with another identity; the message names what differs.
+            UserError: It holds something else, or was begun with another identity; the message
+                names what differs.
         """
         names = [name for name in files.listing(self.folder) if not name.startswith(".")]
         if MANIFEST in names:
             remedy = f"delete {self.folder} to start again, or name another folder"
             value = files.read_json(self.path(MANIFEST), remedy=remedy)
             if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
-                raise UserError(f"`folder={self.folder}` holds a {MANIFEST} of something else; name a new folder")
-            self._compare(files.fields(value, {"identity": dict}, self.path(MANIFEST), remedy)["identity"])
+                raise UserError(
+                    f"`folder={self.folder}` holds a {MANIFEST} of something else; name a new "
+                    "folder"
+                )
+            self._compare(
+                files.fields(value, {"identity": dict}, self.path(MANIFEST), remedy)["identity"]
+            )
             self.manifest = value
             return
         for name in names:
             if _PART.fullmatch(name):
                 self._record(name, whole=False)
             elif name != BAD_IMAGES:
-                raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
+                raise UserError(
+                    f"`folder={self.folder}` holds other files ({name} ...); name another"
+                )
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
-        different = differences(identity, self.identity, lambda x: x if isinstance(x, str) else json.dumps(x))
+        different = differences(
+            identity, self.identity, lambda x: x if isinstance(x, str) else json.dumps(x)
+        )
         if different:
-            raise UserError(f"`folder={self.folder}` was begun with something else: {different}; name another")
+            raise UserError(
+                f"`folder={self.folder}` was begun with something else: {different}; name another"
+            )
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -592,7 +712,8 @@ class EmbeddingFolder:
         return {number: record for number, record in records.items() if record}
 
     def _record(self, name: str, whole: bool = True) -> PartRecord | None:
-        """Return what a part holds; None where it is damaged, which the checksums of its pages show.
+        """Return what a part holds; None where it is damaged, which the checksums of its pages
+        show.
 
         Args:
             name: Of the file.
@@ -609,7 +730,11 @@ class EmbeddingFolder:
         text = (schema.metadata or {}).get(_KEY)
         if text is None:
             raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
-        about = files.fields(files.parse_json(text, self.path(name)), {"identity": dict, "bad": list}, self.path(name))
+        about = files.fields(
+            files.parse_json(text, self.path(name)),
+            {"identity": dict, "bad": list},
+            self.path(name),
+        )
         self._compare(about["identity"])
         return PartRecord(rows, schema.field("embedding").type.list_size, about["bad"])
 
@@ -629,7 +754,9 @@ class EmbeddingFolder:
         """
         vectors = vectors if len(vectors) else np.zeros((0, 1), np.float32)
         about: dict[str, Any] = {"identity": self.identity, "bad": list(bad)}
-        table = table_of(images, vectors).replace_schema_metadata({_KEY: json.dumps(about, sort_keys=True)})
+        table = table_of(images, vectors).replace_schema_metadata(
+            {_KEY: json.dumps(about, sort_keys=True)}
+        )
         with files.atomic_write(self.path(part_name(number))) as temporary:
             write_file(temporary, table)
         return PartRecord(len(table), vectors.shape[1], about["bad"])
@@ -654,7 +781,9 @@ class EmbeddingFolder:
         if count + len(bad) != images:
             raise UserError(f"there are {count} embeddings of {images} images in {self.folder}")
         if not count:
-            raise UserError(f"none of the {len(bad):,} images can be read; the first: {bad[0][1]}: {bad[0][2]}")
+            raise UserError(
+                f"none of the {len(bad):,} images can be read; the first: {bad[0][1]}: {bad[0][2]}"
+            )
         for name in [name for name, size in rows.items() if not size]:
             files.remove(self.path(name))
             del rows[name]
@@ -673,7 +802,10 @@ class EmbeddingFolder:
             "bad_images": len(bad),
             "dimension": next(record.dimension for record in parts.values() if record.rows),
             **(about or {}),
-            "files": {name: {**entry, "sha256": files.sha256_of(self.path(name))} for name, entry in listed.items()},
+            "files": {
+                name: {**entry, "sha256": files.sha256_of(self.path(name))}
+                for name, entry in listed.items()
+            },
         }
         files.write_json(self.path(MANIFEST), self.manifest)
         return self.manifest

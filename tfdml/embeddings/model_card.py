@@ -1,4 +1,5 @@
-"""`model_card.json`: what an exported version is, what it was made from, how it was measured; written and read."""
+"""`model_card.json`: what an exported version is, what it was made from, how it was measured;
+written and read."""
 
 import hashlib
 import json
@@ -18,7 +19,8 @@ from tfdml.version import __version__, installed
 
 CARD = "model_card.json"
 LICENSE = (
-    "Not cleared by this export. The licenses of the pretrained weights that training started from, and of the images "
+    "Not cleared by this export. The licenses of the pretrained weights that training started "
+    "from, and of the images "
     "that it trained on, decide what the model may be used for: check both."
 )
 _PACKAGES = ("tensorflow", "keras", "numpy", "ai-edge-litert", "tf2onnx", "onnx", "onnxruntime")
@@ -27,7 +29,11 @@ _LARGEST_SIDE = 16_384
 
 
 def model_card(
-    embedder: AnyEmbedder, artifacts: dict[str, dict], signatures: Sequence[str], max_pixels: int, about: dict[str, Any]
+    embedder: AnyEmbedder,
+    artifacts: dict[str, dict],
+    signatures: Sequence[str],
+    max_pixels: int,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """Return the card of a version.
 
@@ -42,7 +48,11 @@ def model_card(
         A dict that JSON can hold.
     """
     return {
-        "model": {"class": type(embedder).__name__, "name": embedder.name, "parameters": embedder.count_params()},
+        "model": {
+            "class": type(embedder).__name__,
+            "name": embedder.name,
+            "parameters": embedder.count_params(),
+        },
         "fingerprint": fingerprint(embedder),
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
@@ -57,10 +67,13 @@ def model_card(
 
 
 def fingerprint(model: keras.Model) -> str:
-    """Return what identifies a model in every format that it is exported to: the hash of its weights and its view."""
+    """Return what identifies a model in every format that it is exported to: the hash of its
+    weights and its view."""
     weights = (keras.ops.convert_to_numpy(weight).tobytes() for weight in model.weights)
     parts = sorted(hashlib.sha256(weight).hexdigest() for weight in weights)
-    parts.append(json.dumps(view_of(model), sort_keys=True) if isinstance(model, AnyEmbedder) else "")
+    parts.append(
+        json.dumps(view_of(model), sort_keys=True) if isinstance(model, AnyEmbedder) else ""
+    )
     return f"sha256:{hashlib.sha256(' '.join(parts).encode()).hexdigest()}"
 
 
@@ -71,14 +84,18 @@ def describe_files(version: Path, paths: Iterable[Path]) -> dict[str, Any]:
         `bytes`, the sum; `files`, by path, the bytes and `sha256` of each.
     """
     files = {
-        path.relative_to(version).as_posix(): {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+        path.relative_to(version).as_posix(): {
+            "bytes": path.stat().st_size,
+            "sha256": sha256_of(path),
+        }
         for path in sorted(paths)
     }
     return {"bytes": sum(entry["bytes"] for entry in files.values()), "files": files}
 
 
 def view_of(embedder: AnyEmbedder) -> dict[str, Any]:
-    """Return the view in which an embedder sees images, as a LiteRT or ONNX file of it expects them.
+    """Return the view in which an embedder sees images, as a LiteRT or ONNX file of it expects
+    them.
 
     Returns:
         The configuration of its `EvaluationTransform`; of a `Head` the `dimension` of its vectors.
@@ -88,11 +105,16 @@ def view_of(embedder: AnyEmbedder) -> dict[str, Any]:
         {'dimension': 8}
     """
     shape = embedder.view_shape
-    return {"dimension": shape[0]} if len(shape) == 1 else EvaluationTransform.of(embedder).get_config()
+    return (
+        {"dimension": shape[0]}
+        if len(shape) == 1
+        else EvaluationTransform.of(embedder).get_config()
+    )
 
 
 def view_of_card(path: Path | None) -> dict[str, Any] | None:
-    """Return the view in which an exported model sees images: the card's `view`; None where there is no card.
+    """Return the view in which an exported model sees images: the card's `view`; None where there
+    is no card.
 
     Args:
         path: What `card_of` returned.
@@ -111,29 +133,37 @@ def view_of_card(path: Path | None) -> dict[str, Any] | None:
         return None
     view: Any = read_json(path).get("view")
     if isinstance(view, dict) and "dimension" in view:
-        raise UserError(f"{path} is of a head, which embeds vectors and no images: export it with `stack_on`")
+        raise UserError(
+            f"{path} is of a head, which embeds vectors and no images: export it with `stack_on`"
+        )
     try:
         fields(view, {"resize": int, "image_size": int, "resize_mode": str}, "view")
         if view["resize"] > _LARGEST_SIDE:
             raise ValueError(f"its side is more than {_LARGEST_SIDE:,} px")
         return EvaluationTransform(**view).get_config()
     except (ValueError, TypeError) as error:
-        raise UserError(f"{path} does not state the view of the model ({short_message(error)})") from error
+        raise UserError(
+            f"{path} does not state the view of the model ({short_message(error)})"
+        ) from error
 
 
 def card_of(model: Path) -> Path | None:
-    """Return the card next to a model, a file or the folder of a SavedModel, or in the folder above; None for none.
+    """Return the card next to a model, a file or the folder of a SavedModel, or in the folder
+    above; None for none.
 
     Example:
         >>> card_of(Path("no/such/model.onnx")) is None
         True
     """
     folder = model if model.is_dir() else model.parent
-    return next((above / CARD for above in (folder, folder.parent) if (above / CARD).exists()), None)
+    return next(
+        (above / CARD for above in (folder, folder.parent) if (above / CARD).exists()), None
+    )
 
 
 def compare_with_card(model: Path) -> None:
-    """Compare the files of a model with the checksums in the card next to it, or in the folder above.
+    """Compare the files of a model with the checksums in the card next to it, or in the folder
+    above.
 
     What the card does not list is not compared, and nothing is where there is no card.
 
@@ -141,7 +171,8 @@ def compare_with_card(model: Path) -> None:
         model: A file, or the folder of a SavedModel.
 
     Raises:
-        UserError: A file that the card lists is missing or damaged, or the card cannot be understood.
+        UserError: A file that the card lists is missing or damaged, or the card cannot be
+            understood.
 
     Example:
         >>> compare_with_card(Path("models/cars_jrd/1/litert/int8.tflite"))
@@ -154,14 +185,22 @@ def compare_with_card(model: Path) -> None:
     for name, artifact in artifacts.items():
         entries = fields(artifact, {"files": dict}, f"{card}: artifacts.{name}")["files"]
         if model != card.parent:
-            entries = {file: entry for file, entry in entries.items() if card.parent / file == model}
+            entries = {
+                file: entry for file, entry in entries.items() if card.parent / file == model
+            }
         elif name != "saved_model":
             continue
-        compare_files(card.parent, entries, str(card), "copy the version again from its source, or export it again")
+        compare_files(
+            card.parent,
+            entries,
+            str(card),
+            "copy the version again from its source, or export it again",
+        )
 
 
 def served_version(path: Path) -> Path | None:
-    """Return the folder of the SavedModel that a path means: itself or its newest version; None where there is none.
+    """Return the folder of the SavedModel that a path means: itself or its newest version; None
+    where there is none.
 
     Example:
         >>> served_version(Path("no/such/folder")) is None
@@ -169,6 +208,10 @@ def served_version(path: Path) -> Path | None:
     """
     if (path / "saved_model.pb").is_file():
         return path
-    versions = [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)] if path.is_dir() else []
+    versions = (
+        [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)]
+        if path.is_dir()
+        else []
+    )
     models = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
     return max(models, key=lambda entry: int(entry.name), default=None)

@@ -43,7 +43,8 @@ class Part:
         """Embed the images, and write them.
 
         Raises:
-            UserError: An image cannot be decoded, and is not to be left out; as `EmbeddingFolder.write_part`.
+            UserError: An image cannot be decoded, and is not to be left out; as
+                `EmbeddingFolder.write_part`.
         """
         if not self.skip_bad:
             vectors = np.concatenate([*backend.stream(self.dataset, self.batch_size, self.padded)])
@@ -51,7 +52,9 @@ class Part:
         rows, vectors, faults = embed_readable(backend, self.dataset, self.batch_size)
         ids, paths = self.columns["id"], self.columns["path"]
         bad = [[ids[fault.index], paths[fault.index], fault.reason] for fault in faults]
-        readable = {name: values and [values[row] for row in rows] for name, values in self.columns.items()}
+        readable = {
+            name: values and [values[row] for row in rows] for name, values in self.columns.items()
+        }
         return folder.write_part(self.number, readable, vectors, bad)
 
 
@@ -80,7 +83,8 @@ class EmbeddingPass:
         require_utf8((*self.images.names, *self.images.class_names.values()))
 
     def identity(self, backend: EmbeddingBackend) -> dict[str, Any]:
-        """Return what decides the embeddings: a folder that was begun with something else is refused."""
+        """Return what decides the embeddings: a folder that was begun with something else is
+        refused."""
         return {
             "model": backend.checksum(),
             "kind of model": backend.kind,
@@ -158,7 +162,9 @@ def images_of(source: str | Sequence[str]) -> ImageTable:
     sources = [source] if isinstance(source, str) else source
     labels, roles, groups, class_names = None, None, None, dict[int, str]()
     if len(sources) == 1 and sources[0].lower().endswith(LIST_EXTENSIONS):
-        table = read_rows(sources[0] if is_remote(sources[0]) else os.path.abspath(sources[0]), required=("path",))
+        table = read_rows(
+            sources[0] if is_remote(sources[0]) else os.path.abspath(sources[0]), required=("path",)
+        )
         paths, roles = table.columns["path"], table.columns.get("split")
         if "label" in table.columns:
             labels, class_names = class_ids(table, "label")

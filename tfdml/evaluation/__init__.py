@@ -1,4 +1,5 @@
-"""Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds, comparisons."""
+"""Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds,
+comparisons."""
 
 from tfdml.embeddings.compute import embed as embed
 from tfdml.embeddings.files import read_embeddings as read_embeddings

@@ -26,12 +26,14 @@ def kmeans(
     iterations: int = 20,
     seed: int = 0,
 ) -> np.ndarray:
-    """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice of them.
+    """Cluster ids by Lloyd's k-means (faiss) on every embedding, started at a seeded random choice
+    of them.
 
     Args:
         embeddings: (N, d).
         num_clusters: How many clusters, 1 .. N.
-        distance: `"cosine"` clusters the embeddings scaled to length 1; any other, the embeddings as they are.
+        distance: `"cosine"` clusters the embeddings scaled to length 1; any other, the embeddings
+            as they are.
         iterations: Rounds of assignment and update, at least 1.
         seed: Of the initial centroids; the same seed gives the same clusters on the same machine.
 
@@ -39,15 +41,20 @@ def kmeans(
         (N,) int64 ids in 0 .. num_clusters - 1. Some ids may not occur where embeddings coincide.
 
     Raises:
-        UserError: Embeddings that are empty or not finite; `num_clusters` out of range; no iteration.
+        UserError: Embeddings that are empty or not finite; `num_clusters` out of range; no
+            iteration.
     """
     embeddings = check_embeddings(embeddings)
     if not 1 <= num_clusters <= len(embeddings):
-        raise UserError(f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got {num_clusters}")
+        raise UserError(
+            f"num_clusters must be in 1 .. {len(embeddings)}, the number of images; got "
+            f"{num_clusters}"
+        )
     check_positive(iterations=iterations)
     import faiss
 
-    # Clusters do not change when everything moves and scales, and float32 products then cancel least.
+    # Clusters do not change when everything moves and scales, and float32 products then cancel
+    # least.
     points = unit_rows(embeddings) if distance == "cosine" else embeddings
     points = points - points.mean(axis=0, dtype=np.float64).astype(np.float32)
     points /= max(float(np.abs(points).max()), float(np.finfo(np.float32).tiny))
@@ -70,12 +77,14 @@ def _normalized_mutual_information(labels: np.ndarray, clusters: np.ndarray) -> 
 
 
 def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
-    """Return the mean mutual information, in nats, of two partitions with these sizes, over all ways to match them up.
+    """Return the mean mutual information, in nats, of two partitions with these sizes, over all
+    ways to match them up.
 
-    E = sum over classes i, clusters j and n of n/N log(N n / (a_i b_j)) Pr(n), where Pr is hypergeometric: the
-    probability that n of a cluster's b_j images belong to a class of a_i among N (Vinh et al., 2010, eq. 24a). The
-    term depends on the two sizes alone, so it is computed once for each pair of different sizes and multiplied by how
-    many pairs have them: 11,316 classes of 2 to 12 images cost what eleven do.
+    E = sum over classes i, clusters j and n of n/N log(N n / (a_i b_j)) Pr(n), where Pr is
+    hypergeometric: the probability that n of a cluster's b_j images belong to a class of a_i among
+    N (Vinh et al., 2010, eq. 24a). The term depends on the two sizes alone, so it is computed once
+    for each pair of different sizes and multiplied by how many pairs have them: 11,316 classes of 2
+    to 12 images cost what eleven do.
 
     Args:
         class_sizes: (C,) numbers of images, at least 1 each.
@@ -107,8 +116,8 @@ def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
 def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
     """AMI = (I - E) / ((H(L) + H(C)) / 2 - E), with E the mutual information expected by chance.
 
-    As scikit-learn's `adjusted_mutual_info_score`, limiting cases included: 1 where neither splits the images, else 0
-    where one of the two does not.
+    As scikit-learn's `adjusted_mutual_info_score`, limiting cases included: 1 where neither splits
+    the images, else 0 where one of the two does not.
 
     Args:
         labels: (N,) class ids, N at least 1.
@@ -127,11 +136,14 @@ def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
         return 1.0
     if len(class_sizes) == 1 or len(cluster_sizes) == 1:
         return 0.0
-    together = np.unique(labels.astype(np.int64) * len(cluster_sizes) + clusters, return_counts=True)[1]
+    together = np.unique(
+        labels.astype(np.int64) * len(cluster_sizes) + clusters, return_counts=True
+    )[1]
     h_labels, h_clusters = float(entropy(class_sizes)), float(entropy(cluster_sizes))
     information = h_labels + h_clusters - float(entropy(together))
     expected = expected_mutual_information(class_sizes, cluster_sizes)
-    # Where the expectation is the maximum (every image for itself) both differences are 0, and the match is perfect.
+    # Where the expectation is the maximum (every image for itself) both differences are 0, and the
+    # match is perfect.
     above = _away_from_zero(information - expected)
     return float(above / _away_from_zero((h_labels + h_clusters) / 2 - expected))
 
@@ -145,8 +157,9 @@ def _away_from_zero(x: float) -> float:
 def pairwise_f1(labels: Any, clusters: Any) -> float:
     """F1 of the decision "same cluster" as a prediction of "same class", over all pairs of images.
 
-    F1 = 2 TP / (2 TP + FP + FN) = 2 S(n_ij) / (S(n_i.) + S(n_.j)), where n is the table of counts of class i in
-    cluster j and S sums n (n - 1) / 2. Counted in integers. It is 1 where no class and no cluster has two images.
+    F1 = 2 TP / (2 TP + FP + FN) = 2 S(n_ij) / (S(n_i.) + S(n_.j)), where n is the table of counts
+    of class i in cluster j and S sums n (n - 1) / 2. Counted in integers. It is 1 where no class
+    and no cluster has two images.
 
     Args:
         labels: (N,) class ids.
@@ -160,11 +173,14 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
     return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
 
 
-def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS) -> dict[str, float]:
+def clustering_agreement(
+    labels: Any, clusters: Any, metrics: Sequence[str] = CLUSTERING_METRICS
+) -> dict[str, float]:
     """Return the agreement of clusters with classes.
 
-    `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is the same
-    with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1` is `pairwise_f1`.
+    `nmi` is I(L; C) / ((H(L) + H(C)) / 2), Manning et al. 2008 with the arithmetic mean; `ami` is
+    the same with the value expected by chance subtracted above and below (Vinh et al., 2010); `f1`
+    is `pairwise_f1`.
 
     Args:
         labels: (N,) class ids.
@@ -177,7 +193,10 @@ def clustering_agreement(labels: Any, clusters: Any, metrics: Sequence[str] = CL
     labels, clusters = integer_labels(labels), integer_labels(clusters, "clusters")
     # scikit-learn warns that so many classes look like regression targets; class ids they are.
     with warnings.catch_warnings(action="ignore", category=UserWarning):
-        return {name: float(find_metric(name, ("clusters",))[0].compute(labels, clusters)) for name in metrics}
+        return {
+            name: float(find_metric(name, ("clusters",))[0].compute(labels, clusters))
+            for name in metrics
+        }
 
 
 def evaluate_clustering(
@@ -189,7 +208,8 @@ def evaluate_clustering(
     iterations: int = 20,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Cluster the embeddings into as many clusters as there are classes, and measure the agreement with them.
+    """Cluster the embeddings into as many clusters as there are classes, and measure the agreement
+    with them.
 
     Args:
         embeddings: (N, d).
@@ -203,7 +223,8 @@ def evaluate_clustering(
         The metrics by name.
 
     Raises:
-        UserError: Embeddings that are empty or not finite; labels of one class, or that do not go with them.
+        UserError: Embeddings that are empty or not finite; labels of one class, or that do not go
+            with them.
 
     Example:
         >>> import numpy as np
@@ -212,5 +233,7 @@ def evaluate_clustering(
     """
     labels = check_labels(labels, len(embeddings))
     require_classes(labels, "clustering")
-    clusters = kmeans(embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed)
+    clusters = kmeans(
+        embeddings, len(np.unique(labels)), distance=distance, iterations=iterations, seed=seed
+    )
     return clustering_agreement(labels, clusters, metrics)

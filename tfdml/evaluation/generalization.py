@@ -1,4 +1,5 @@
-"""How an embedding treats classes it was not trained on: lambda, the H-divergence, and the gap of Recall@1."""
+"""How an embedding treats classes it was not trained on: lambda, the H-divergence, and the gap of
+Recall@1."""
 
 from typing import Any
 
@@ -24,54 +25,60 @@ def evaluate_divergence(
 ) -> dict[str, float | int]:
     """Estimate lambda and the H-divergence between the embeddings of seen and of unseen classes.
 
-    For every classifier h of a space H, the errors on the unseen and the seen classes satisfy (eq. 1)
+    For every classifier h of a space H, the errors on the unseen and the seen classes satisfy (eq.
+    1)
 
         e_unseen(h) <= e_seen(h) + d_H + lambda
 
-    with d_H = 1 - e*, where e* is the least error of telling images of seen classes from images of unseen classes
-    (eq. 2), and lambda = e_seen(h*) + e_unseen(h*), where h* is the best classifier of all classes of both together
-    (eq. 3). H are nearest neighbor classifiers. As in the paper (sec. 2), a part of the images of both sides is
-    labeled and is what the classifiers are fitted to; the errors are those on the rest, which is held out. One
-    neighbor decides both: h* gives an image the class of its nearest labeled image of either side, and the other
-    classifier the side of that image. Exact: of all labeled images, equal distances decided by the lower row, seen
+    with d_H = 1 - e*, where e* is the least error of telling images of seen classes from images of
+    unseen classes (eq. 2), and lambda = e_seen(h*) + e_unseen(h*), where h* is the best classifier
+    of all classes of both together (eq. 3). H are nearest neighbor classifiers. As in the paper
+    (sec. 2), a part of the images of both sides is labeled and is what the classifiers are fitted
+    to; the errors are those on the rest, which is held out. One neighbor decides both: h* gives an
+    image the class of its nearest labeled image of either side, and the other classifier the side
+    of that image. Exact: of all labeled images, equal distances decided by the lower row, seen
     classes before unseen.
 
-    Settled here, for the paper leaves it open: half of the images of each class, drawn at random, are labeled (a class
-    of one image is labeled, and not measured); an error is the mean of the errors on either side, for d_H and for
-    `joint_error`, so that neither counts more where it has more images, and d_H is 0.5 by chance; the split is drawn
-    `repeats` times, and the intervals are t * s / sqrt(repeats) with Student's t, the half width of a 95 % interval of
-    the mean. They speak of the choice of the split alone, not of the images or of the training. Table 3's lambda of
-    0.310 is less than the 0.321 that Recall@1 in table 1 leaves for e_unseen by itself, so it may be the mean of the
-    two errors and not eq. 3's sum: compare it with `joint_error` also.
+    Settled here, for the paper leaves it open: half of the images of each class, drawn at random,
+    are labeled (a class of one image is labeled, and not measured); an error is the mean of the
+    errors on either side, for d_H and for `joint_error`, so that neither counts more where it has
+    more images, and d_H is 0.5 by chance; the split is drawn `repeats` times, and the intervals are
+    t * s / sqrt(repeats) with Student's t, the half width of a 95 % interval of the mean. They
+    speak of the choice of the split alone, not of the images or of the training. Table 3's lambda
+    of 0.310 is less than the 0.321 that Recall@1 in table 1 leaves for e_unseen by itself, so it
+    may be the mean of the two errors and not eq. 3's sum: compare it with `joint_error` also.
 
-    An image given its right class is given its right side, so that 1 - d_H <= lambda / 2: an embedding that finds
-    classes well has a d_H near 1. Read the two together, as the paper does, by their sum.
+    An image given its right class is given its right side, so that 1 - d_H <= lambda / 2: an
+    embedding that finds classes well has a d_H near 1. Read the two together, as the paper does, by
+    their sum.
 
-    Classes of the two sides are different classes even where their ids coincide. Cost: one search of all images in all
-    (four times that of one side), whatever `repeats` is; 60,000 + 60,000 images of 512 dimensions take some minutes on
-    two cores, and about four copies of the embeddings next to 256 MB.
+    Classes of the two sides are different classes even where their ids coincide. Cost: one search
+    of all images in all (four times that of one side), whatever `repeats` is; 60,000 + 60,000
+    images of 512 dimensions take some minutes on two cores, and about four copies of the embeddings
+    next to 256 MB.
 
     Args:
         seen: (N, d) embeddings of the classes trained on.
         seen_labels: (N,) integer class ids.
         unseen: (M, d) embeddings of the other classes, by the same model.
         unseen_labels: (M,) integer class ids.
-        labeled: The share of each class's images that is labeled, above 0 and below 1; of two images or more, at
-            least one is labeled and one held out.
+        labeled: The share of each class's images that is labeled, above 0 and below 1; of two
+            images or more, at least one is labeled and one held out.
         repeats: How many splits.
         distance: As `nearest_neighbors`.
         seed: Of the splits.
 
     Returns:
-        Fractions, means over the splits: `lambda` (0 .. 2), `joint_error_seen` and `joint_error_unseen`, whose sum it
-        is, and `joint_error`, their mean; `h_divergence` and `domain_error`, its e*; `lambda_plus_h_divergence`;
-        `proxy_a_distance`, 2 (1 - 2 e*), as in domain adaptation. `lambda_ci95`, `joint_error_ci95`,
-        `h_divergence_ci95` and `lambda_plus_h_divergence_ci95` where there are several splits. The counts
-        `held_out_seen`, `held_out_unseen` and `splits`.
+        Fractions, means over the splits: `lambda` (0 .. 2), `joint_error_seen` and
+        `joint_error_unseen`, whose sum it is, and `joint_error`, their mean; `h_divergence` and
+        `domain_error`, its e*; `lambda_plus_h_divergence`; `proxy_a_distance`, 2 (1 - 2 e*), as in
+        domain adaptation. `lambda_ci95`, `joint_error_ci95`, `h_divergence_ci95` and
+        `lambda_plus_h_divergence_ci95` where there are several splits. The counts `held_out_seen`,
+        `held_out_unseen` and `splits`.
 
     Raises:
-        UserError: Embeddings that are empty, not finite or of different dimensions; labels that do not go with them; no
-            class of two images on a side; an argument out of range.
+        UserError: Embeddings that are empty, not finite or of different dimensions; labels that do
+            not go with them; no class of two images on a side; an argument out of range.
 
     Example:
         >>> seen, unseen = [[0.0], [0.1], [5.0], [5.1]], [[50.0], [50.1], [70.0], [70.1]]
@@ -79,8 +86,9 @@ def evaluate_divergence(
         >>> figures["lambda"], figures["h_divergence"]
         (0.0, 1.0)
 
-    Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, sec. 2, eq.
-    1-3, fig. 2 and table 3; the bound is that of Ben-David et al., "A theory of learning from different domains", 2010.
+    Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML
+    2020, sec. 2, eq. 1-3, fig. 2 and table 3; the bound is that of Ben-David et al., "A theory of
+    learning from different domains", 2010.
     """
     if not 0 < labeled < 1:
         raise UserError(f"labeled must be a share above 0 and below 1; got {labeled}")
@@ -88,9 +96,13 @@ def evaluate_divergence(
     pairs = [_checked(seen, seen_labels, "seen"), _checked(unseen, unseen_labels, "unseen")]
     for (_, labels), name in zip(pairs, ("seen", "unseen"), strict=True):
         if np.unique(labels, return_counts=True)[1].max() < 2:
-            raise UserError(f"{name} classes: none has two images, one to be labeled and one to be held out")
+            raise UserError(
+                f"{name} classes: none has two images, one to be labeled and one to be held out"
+            )
     if pairs[0][0].shape[1] != pairs[1][0].shape[1]:
-        raise UserError(f"seen embeddings have {pairs[0][0].shape[1]} dimensions, unseen {pairs[1][0].shape[1]}")
+        raise UserError(
+            f"seen embeddings have {pairs[0][0].shape[1]} dimensions, unseen {pairs[1][0].shape[1]}"
+        )
     points, labels = (np.concatenate(side) for side in zip(*pairs, strict=True))
     is_seen = np.arange(len(points)) < len(pairs[0][0])
     # Those of seen classes first; classes of the two sides are different classes.
@@ -101,7 +113,10 @@ def evaluate_divergence(
         gallery, held_out = np.flatnonzero(is_labeled), np.flatnonzero(~is_labeled)
         rows, _ = nearest_neighbors(points[held_out], points[gallery], k=1, distance=distance)
         nearest = gallery[rows[:, 0]]
-        wrong_class, wrong_side = classes[nearest] != classes[held_out], is_seen[nearest] != is_seen[held_out]
+        wrong_class, wrong_side = (
+            classes[nearest] != classes[held_out],
+            is_seen[nearest] != is_seen[held_out],
+        )
         sides = (is_seen[held_out], ~is_seen[held_out])
         errors.append([wrong[side].mean() for wrong in (wrong_class, wrong_side) for side in sides])
     joint_seen, joint_unseen, side_seen, side_unseen = np.array(errors).T
@@ -152,10 +167,10 @@ def evaluate_generalization(
 ) -> dict[str, float | int]:
     """Measure how far an embedding that was trained on some classes carries over to others.
 
-    Recall@1 all-to-all of the test (unseen) classes, and of the training (seen) classes too where their embeddings are
-    given; the difference is the generalization gap (DML-DA's figure 1d). Of both together: lambda and the H-divergence
-    (`evaluate_divergence`). What cannot be measured on the classes given, for want of a second class or of a second
-    image of any class, is left out.
+    Recall@1 all-to-all of the test (unseen) classes, and of the training (seen) classes too where
+    their embeddings are given; the difference is the generalization gap (DML-DA's figure 1d). Of
+    both together: lambda and the H-divergence (`evaluate_divergence`). What cannot be measured on
+    the classes given, for want of a second class or of a second image of any class, is left out.
 
     Args:
         test_embeddings: (N, d), of classes not trained on.
@@ -167,8 +182,8 @@ def evaluate_generalization(
         seed: Of the splits.
 
     Returns:
-        Numbers by name, suited to JSON: `unseen_recall@1`, `seen_recall@1`, and those of `evaluate_divergence`, of
-        which lambda may exceed 1.
+        Numbers by name, suited to JSON: `unseen_recall@1`, `seen_recall@1`, and those of
+        `evaluate_divergence`, of which lambda may exceed 1.
 
     Raises:
         UserError: Embeddings or labels that do not go together, or an argument out of range.
@@ -188,10 +203,14 @@ def evaluate_generalization(
         counts = np.unique(labels, return_counts=True)[1]
         paired = paired and counts.max() > 1
         if len(counts) > 1 and counts.max() > 1:
-            recall = evaluate_retrieval(embeddings, labels, ks=(1,), metrics=("recall",), distance=distance)
+            recall = evaluate_retrieval(
+                embeddings, labels, ks=(1,), metrics=("recall",), distance=distance
+            )
             result[f"{side}_recall@1"] = recall["recall@1"]
     if paired:
-        result |= evaluate_divergence(*sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed)
+        result |= evaluate_divergence(
+            *sides["seen"], *sides["unseen"], distance=distance, repeats=repeats, seed=seed
+        )
     return result
 
 

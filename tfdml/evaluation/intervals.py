@@ -1,4 +1,5 @@
-"""Confidence intervals of metrics over classes, queries or seeds, and of the differences between two runs."""
+"""Confidence intervals of metrics over classes, queries or seeds, and of the differences between
+two runs."""
 
 from __future__ import annotations
 
@@ -57,21 +58,24 @@ def confidence_intervals(
 ) -> dict[str, Interval]:
     """Percentile bootstrap intervals of metrics that are means over queries.
 
-    Each resample draws as many classes (or queries) as there are, with replacement, and takes the mean of the queries
-    drawn, a class with all of its queries as often as it was drawn. The interval holds the middle `level` of these
-    means (Efron, 1979; for classes, the cluster bootstrap of Davison and Hinkley, 1997, section 3.8). The gallery
-    and the model stay as they are.
+    Each resample draws as many classes (or queries) as there are, with replacement, and takes the
+    mean of the queries drawn, a class with all of its queries as often as it was drawn. The
+    interval holds the middle `level` of these means (Efron, 1979; for classes, the cluster
+    bootstrap of Davison and Hinkley, 1997, section 3.8). The gallery and the model stay as they
+    are.
 
-    - `over="classes"`: how the metric would vary with other unseen classes of the same kind. Queries of one class
-      share what makes it easy or hard, so this is the interval for the zero-shot protocol.
-    - `over="queries"`: how it would vary with other images of these same classes as queries; narrower.
+    - `over="classes"`: how the metric would vary with other unseen classes of the same kind.
+      Queries of one class share what makes it easy or hard, so this is the interval for the
+      zero-shot protocol.
+    - `over="queries"`: how it would vary with other images of these same classes as queries;
+      narrower.
 
-    To compare two models on the same queries, pass the differences of their values: an interval without 0 shows
-    them apart.
+    To compare two models on the same queries, pass the differences of their values: an interval
+    without 0 shows them apart.
 
     Args:
-        per_query: Metric name to (N,) values, as `retrieval_per_query` returns; NaN in all metrics of a query: it is
-            left out.
+        per_query: Metric name to (N,) values, as `retrieval_per_query` returns; NaN in all metrics
+            of a query: it is left out.
         labels: (N,) class ids of the queries.
         over: `"classes"` or `"queries"`.
         resamples: How many resamples.
@@ -79,12 +83,13 @@ def confidence_intervals(
         seed: Of the resampling; all metrics see the same resamples.
 
     Returns:
-        An `Interval` per metric; its standard error is the standard deviation of the resamples' means. With one class
-        (or one query) left every resample is the same and the interval has no width: a warning says so.
+        An `Interval` per metric; its standard error is the standard deviation of the resamples'
+        means. With one class (or one query) left every resample is the same and the interval has no
+        width: a warning says so.
 
     Raises:
-        UserError: No metric or no query with a value; values or labels that do not go together; an unknown `over`;
-            `resamples` below 2; `level` not between 0 and 1.
+        UserError: No metric or no query with a value; values or labels that do not go together; an
+            unknown `over`; `resamples` below 2; `level` not between 0 and 1.
 
     Example:
         >>> import numpy as np
@@ -98,7 +103,9 @@ def confidence_intervals(
         raise UserError(f"resamples must be at least 2; got {resamples}")
     check_share(level=level)
     values, labels = _answered(per_query, labels)
-    groups = np.unique(labels, return_inverse=True)[1] if over == "classes" else np.arange(len(labels))
+    groups = (
+        np.unique(labels, return_inverse=True)[1] if over == "classes" else np.arange(len(labels))
+    )
     sizes = np.bincount(groups).astype(np.float64)
     if len(sizes) == 1:
         warnings.warn(f"intervals over {over} say nothing: there is one alone", stacklevel=2)
@@ -107,12 +114,16 @@ def confidence_intervals(
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
     for i in range(resamples):
-        times_drawn = np.bincount(rng.integers(len(sizes), size=len(sizes)), minlength=len(sizes)).astype(np.float64)
+        times_drawn = np.bincount(
+            rng.integers(len(sizes), size=len(sizes)), minlength=len(sizes)
+        ).astype(np.float64)
         means[i] = times_drawn @ sums / (times_drawn @ sizes)
     ends = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
     errors = means.std(axis=0, ddof=1)
     return {
-        name: Interval(float(values[:, j].mean()), float(ends[0, j]), float(ends[1, j]), float(errors[j]))
+        name: Interval(
+            float(values[:, j].mean()), float(ends[0, j]), float(ends[1, j]), float(errors[j])
+        )
         for j, name in enumerate(per_query)
     }
 
@@ -124,11 +135,17 @@ def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np
         raise UserError("there is no metric to give an interval of")
     for name, column in per_query.items():
         if labels.ndim != 1 or np.shape(column) != labels.shape:
-            raise UserError(f"{name} has values of shape {np.shape(column)} and labels have shape {labels.shape}")
+            raise UserError(
+                f"{name} has values of shape {np.shape(column)} and labels have shape "
+                f"{labels.shape}"
+            )
     values = np.stack([np.asarray(column, np.float64) for column in per_query.values()], axis=1)
     missing = np.isnan(values)
     if not np.array_equal(missing.any(axis=1), missing.all(axis=1)):
-        raise UserError("the metrics differ in which queries have no value (NaN); give those of one search together")
+        raise UserError(
+            "the metrics differ in which queries have no value (NaN); give those of one search "
+            "together"
+        )
     keep = ~missing[:, 0]
     if not keep.any():
         raise UserError("no query has a value; an interval needs at least one")
@@ -145,22 +162,25 @@ def paired_differences(
     level: float = 0.95,
     seed: int = 0,
 ) -> dict[str, Interval]:
-    """How much better the first model is than the second on the same queries, with bootstrap intervals.
+    """How much better the first model is than the second on the same queries, with bootstrap
+    intervals.
 
-    With x_si the metric of query i under the run of seed s of the first model, y_ti that under seed t of the second,
+    With x_si the metric of query i under the run of seed s of the first model, y_ti that under seed
+    t of the second,
 
         d_i = 1/S sum_s x_si - 1/T sum_t y_ti,
 
-    and the result is the mean of d_i over queries with its percentile bootstrap interval (`confidence_intervals`). The
-    bootstrap has two levels, of which the upper one is resampled: a resample draws as many classes as there are, with
-    replacement, each with all of its queries, and within a class every run of both sides answers the same queries and
-    counts with equal weight. Seeds are averaged, not drawn: two or three are too few to draw from. So the interval says
-    how the difference between these S and T trained networks would vary with other classes; how it varies with other
-    seeds is what `seed_difference` says.
+    and the result is the mean of d_i over queries with its percentile bootstrap interval
+    (`confidence_intervals`). The bootstrap has two levels, of which the upper one is resampled: a
+    resample draws as many classes as there are, with replacement, each with all of its queries, and
+    within a class every run of both sides answers the same queries and counts with equal weight.
+    Seeds are averaged, not drawn: two or three are too few to draw from. So the interval says how
+    the difference between these S and T trained networks would vary with other classes; how it
+    varies with other seeds is what `seed_difference` says.
 
     Args:
-        first: Metric name to (N,) values of one run, or a sequence of these, one for each seed; NaN in all metrics and
-            all runs of a query: it is left out.
+        first: Metric name to (N,) values of one run, or a sequence of these, one for each seed; NaN
+            in all metrics and all runs of a query: it is left out.
         second: The same of the other model; the number of seeds may be another.
         labels: (N,) class ids of the queries.
         over: `"classes"`, or `"queries"`: see `confidence_intervals`.
@@ -169,15 +189,16 @@ def paired_differences(
         seed: Of the resampling.
 
     Returns:
-        An `Interval` for each metric that all runs have; positive where the first model is better. One without 0 shows
-        them apart.
+        An `Interval` for each metric that all runs have; positive where the first model is better.
+        One without 0 shows them apart.
 
     Raises:
         UserError: A side without a run, no metric in common, or as `confidence_intervals`.
 
     Example:
         >>> labels = np.repeat([0, 1, 2], 2)
-        >>> first, second = {"recall@1": np.ones(6)}, {"recall@1": np.array([1.0, 0.0, 1.0, 0.0, 1.0, 0.0])}
+        >>> first, second = {"recall@1": np.ones(6)}, {"recall@1": np.array([1.0, 0.0, 1.0, 0.0,
+        ...     1.0, 0.0])}
         >>> paired_differences(first, second, labels)["recall@1"].low
         0.5
     """
@@ -191,17 +212,25 @@ def paired_differences(
     for name in metrics:
         shapes = {np.shape(run[name]) for run in runs}
         if len(shapes) > 1:
-            raise UserError(f"{name} has values of shapes {sorted(shapes)}; compare runs on the same queries")
-    means = [{name: np.mean([run[name] for run in side], axis=0) for name in metrics} for side in sides]
+            raise UserError(
+                f"{name} has values of shapes {sorted(shapes)}; compare runs on the same queries"
+            )
+    means = [
+        {name: np.mean([run[name] for run in side], axis=0) for name in metrics} for side in sides
+    ]
     differences = {name: means[0][name] - means[1][name] for name in metrics}
-    return confidence_intervals(differences, labels, over=over, resamples=resamples, level=level, seed=seed)
+    return confidence_intervals(
+        differences, labels, over=over, resamples=resamples, level=level, seed=seed
+    )
 
 
 def student_interval(values: Any, level: float = 0.95) -> Interval:
-    """Return the mean of measurements, such as those of several seeds, with the interval of Student's distribution.
+    """Return the mean of measurements, such as those of several seeds, with the interval of
+    Student's distribution.
 
-    mean +- t s / sqrt(S), with s the standard deviation of the S values (divisor S - 1) and t the quantile with S - 1
-    degrees of freedom. Of seeds: how the mean would vary with other seeds, on the same test images.
+    mean +- t s / sqrt(S), with s the standard deviation of the S values (divisor S - 1) and t the
+    quantile with S - 1 degrees of freedom. Of seeds: how the mean would vary with other seeds, on
+    the same test images.
 
     Args:
         values: (S,) the metric of each seed.
@@ -219,11 +248,13 @@ def student_interval(values: Any, level: float = 0.95) -> Interval:
 
 
 def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
-    """Return the difference of a metric's means over the seeds of two models, with Welch's interval.
+    """Return the difference of a metric's means over the seeds of two models, with Welch's
+    interval.
 
-    With means m, n, variances s^2, r^2 (divisors S - 1, T - 1) and e^2 = s^2/S + r^2/T it is m - n +- t e, t the
-    quantile of Student's distribution with e^4 / ((s^2/S)^2/(S-1) + (r^2/T)^2/(T-1)) degrees of freedom (Welch, 1947):
-    how the difference would vary with other seeds, on the same test images.
+    With means m, n, variances s^2, r^2 (divisors S - 1, T - 1) and e^2 = s^2/S + r^2/T it is m - n
+    +- t e, t the quantile of Student's distribution with e^4 / ((s^2/S)^2/(S-1) + (r^2/T)^2/(T-1))
+    degrees of freedom (Welch, 1947): how the difference would vary with other seeds, on the same
+    test images.
 
     Args:
         first: (S,) the metric of each seed of the first model.
@@ -259,7 +290,9 @@ def _student(mean: float, variance: float, freedom: float, level: float) -> Inte
     return Interval(mean, mean - half, mean + half, error)
 
 
-def rate_interval(rate: float, variance: float, groups: int, level: float, whole: float) -> Interval:
+def rate_interval(
+    rate: float, variance: float, groups: int, level: float, whole: float
+) -> Interval:
     """Return a rate with its interval on the scale of log odds, with Student's t.
 
     Args:
@@ -267,7 +300,8 @@ def rate_interval(rate: float, variance: float, groups: int, level: float, whole
         variance: Of the rate.
         groups: The number of independent groups that it comes from.
         level: The coverage.
-        whole: At a rate of 0 or 1, how many independent groups were without a case, or without any other.
+        whole: At a rate of 0 or 1, how many independent groups were without a case, or without any
+            other.
     """
     rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
     if rate in (0.0, 1.0) or groups < 2:
@@ -275,7 +309,9 @@ def rate_interval(rate: float, variance: float, groups: int, level: float, whole
         low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
         return Interval(rate, float(low), float(high), error)
     width = student.ppf((1 + level) / 2, groups - 1) * error / (rate * (1 - rate))
-    return Interval(rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error)
+    return Interval(
+        rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error
+    )
 
 
 QUERIES_FILE = "queries.npz"
@@ -286,10 +322,11 @@ class QueryValues:
     """Retrieval metrics of every query of a test set.
 
     Args:
-        ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its name.
+        ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its
+            name.
         labels: (N,) int64 class ids of the queries.
-        images: Checksums of the names, labels, roles and groups of all test images, so also of what is searched, and of
-            the images themselves, unless they are stored vectors.
+        images: Checksums of the names, labels, roles and groups of all test images, so also of what
+            is searched, and of the images themselves, unless they are stored vectors.
         values: Metric name to (N,) values; NaN where a query has nothing to find.
 
     Raises:
@@ -310,10 +347,14 @@ class QueryValues:
     def __post_init__(self):
         for name, column in {"labels": self.labels, **self.values}.items():
             if np.shape(column) != np.shape(self.ids) or np.ndim(column) != 1:
-                raise UserError(f"{name} of shape {np.shape(column)} for ids of shape {np.shape(self.ids)}")
+                raise UserError(
+                    f"{name} of shape {np.shape(column)} for ids of shape {np.shape(self.ids)}"
+                )
 
     @classmethod
-    def of(cls, dataset: ImageDataset, values: Mapping[str, Any], directory: str | os.PathLike = "") -> QueryValues:
+    def of(
+        cls, dataset: ImageDataset, values: Mapping[str, Any], directory: str | os.PathLike = ""
+    ) -> QueryValues:
         """Those of a data set.
 
         Args:
@@ -321,16 +362,27 @@ class QueryValues:
             values: As `retrieval_per_query` returns them.
             directory: Where the data set lies: names count from there.
         """
-        from tfdml.data.images import VectorImages, images_checksum  # needs TensorFlow, which measuring alone does not
+        from tfdml.data.images import (
+            VectorImages,
+            images_checksum,
+        )  # needs TensorFlow, which measuring alone does not
 
         table = ImageTable.of([dataset], directory)
         queries, _ = dataset_roles(dataset)
         names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
-        ids = np.array([int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names], np.uint64)
+        ids = np.array(
+            [int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names],
+            np.uint64,
+        )
         checksum = table.checksum()
         if not isinstance(dataset.images, VectorImages):
             checksum += f" {images_checksum(dataset.images)}"
-        return cls(ids, dataset.labels[queries], checksum, {name: np.asarray(v) for name, v in values.items()})
+        return cls(
+            ids,
+            dataset.labels[queries],
+            checksum,
+            {name: np.asarray(v) for name, v in values.items()},
+        )
 
     @classmethod
     def read(cls, path: str | os.PathLike) -> QueryValues:
@@ -339,11 +391,18 @@ class QueryValues:
         Raises:
             UserError: The file cannot be read, or is of something else.
         """
-        with user_errors(Exception, f"{path} cannot be read: {REASON}"):  # whatever NumPy raises on a damaged file
+        with user_errors(
+            Exception, f"{path} cannot be read: {REASON}"
+        ):  # whatever NumPy raises on a damaged file
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in file.files}
             ids, labels, images = (columns.pop(name) for name in ("ids", "labels", "images"))
-            return cls(ids, labels, str(images), {name: column.astype(np.float64) for name, column in columns.items()})
+            return cls(
+                ids,
+                labels,
+                str(images),
+                {name: column.astype(np.float64) for name, column in columns.items()},
+            )
 
     def write(self, path: Path) -> None:
         """Write them as a compressed .npz, values in single precision.
@@ -351,12 +410,17 @@ class QueryValues:
         Args:
             path: The file.
         """
-        columns: dict[str, Any] = {name: values.astype(np.float32) for name, values in self.values.items()}
+        columns: dict[str, Any] = {
+            name: values.astype(np.float32) for name, values in self.values.items()
+        }
         with atomic_write(path) as temporary, open(temporary, "wb") as file:
-            np.savez_compressed(file, ids=self.ids, labels=self.labels, images=self.images, **columns)
+            np.savez_compressed(
+                file, ids=self.ids, labels=self.labels, images=self.images, **columns
+            )
 
     def difference_to(self, other: QueryValues) -> str:
-        """Why the values of another run are not of the same queries, in words; empty where they are.
+        """Why the values of another run are not of the same queries, in words; empty where they
+        are.
 
         Args:
             other: Those of the other run.
@@ -364,7 +428,8 @@ class QueryValues:
         comparisons = {
             "other queries, or in another order": np.array_equal(self.ids, other.ids),
             "the same queries with other classes": np.array_equal(self.labels, other.labels),
-            "queries of the same names, of other images or searched among others": self.images == other.images,
+            "queries of the same names, of other images or searched among others": self.images
+            == other.images,
         }
         return next((difference for difference, same in comparisons.items() if not same), "")
 
@@ -375,14 +440,17 @@ class Differences:
 
     Args:
         classes: With intervals over classes, see `paired_differences`.
-        seeds: With intervals over seeds, see `seed_difference`; empty where a side has one run alone.
+        seeds: With intervals over seeds, see `seed_difference`; empty where a side has one run
+            alone.
     """
 
     classes: Mapping[str, Interval]
     seeds: Mapping[str, Interval]
 
 
-def compare_queries(first: Sequence[QueryValues], second: Sequence[QueryValues], *, seeds: bool = True) -> Differences:
+def compare_queries(
+    first: Sequence[QueryValues], second: Sequence[QueryValues], *, seeds: bool = True
+) -> Differences:
     """Compare two models on the same queries.
 
     Args:
@@ -391,11 +459,13 @@ def compare_queries(first: Sequence[QueryValues], second: Sequence[QueryValues],
         seeds: Whether the runs differ by their seeds, so that intervals over seeds mean something.
 
     Raises:
-        UserError: A side has no run, the queries are not the same, or no metric is common to all runs.
+        UserError: A side has no run, the queries are not the same, or no metric is common to all
+            runs.
 
     Example:
         >>> ids, labels = np.arange(4, dtype=np.uint64), np.array([0, 0, 1, 1])
-        >>> sides = [[QueryValues(ids, labels, "", {"recall@1": np.full(4, value)})] for value in (1.0, 0.5)]
+        >>> sides = [[QueryValues(ids, labels, "", {"recall@1": np.full(4,
+        ...     value)})] for value in (1.0, 0.5)]
         >>> compare_queries(*sides).classes["recall@1"].mean
         0.5
     """

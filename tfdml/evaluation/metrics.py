@@ -1,7 +1,7 @@
 """The table of metrics: what each is computed from, how, and what it is called; `metric` adds one.
 
-A metric of the table works in `evaluate_retrieval`, `tfdml evaluate --metrics`, the selection of checkpoints and the
-report.
+A metric of the table works in `evaluate_retrieval`, `tfdml evaluate --metrics`, the selection of
+checkpoints and the report.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from tfdml.errors import UserError, check_choice
 from tfdml.registry import register, registered
 
-#: Of each query, whether its nearest images are relevant; of each query, the ranks of all relevant images; of all
-#: images, clusters.
+#: Of each query, whether its nearest images are relevant; of each query, the ranks of all relevant
+#: images; of all images, clusters.
 NEEDS = ("neighbors", "ranking", "clusters")
 PER_QUERY = NEEDS[:2]
 # Without those that need a search or a sort of their own.
@@ -53,22 +53,24 @@ METRICS: dict[str, Metric] = {}
 def metric(
     name: str, needs: str, *, title: str = "", graded: bool = False
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a function to the table of metrics. `tfdml.register("metric")` adds one that needs neighbors.
+    """Add a function to the table of metrics. `tfdml.register("metric")` adds one that needs
+    neighbors.
 
     What the function is called with, and returns, depends on `needs`:
 
-    - `"neighbors"`: `(hits, matches)`, (B, K) bool, whether the i-th nearest image is relevant to a query, and (B,) how
-      many relevant images there are, at least 1. It returns (B,) values. A name that ends in `@K` gets K columns; any
-      other as many as a query has relevant images, or more.
-    - `"ranking"`: `(ranks)`, (R,) ascending ranks, from 1, of all relevant images of one query. It returns a number.
+    - `"neighbors"`: `(hits, matches)`, (B, K) bool, whether the i-th nearest image is relevant to a
+      query, and (B,) how many relevant images there are, at least 1. It returns (B,) values. A name
+      that ends in `@K` gets K columns; any other as many as a query has relevant images, or more.
+    - `"ranking"`: `(ranks)`, (R,) ascending ranks, from 1, of all relevant images of one query. It
+      returns a number.
     - `"clusters"`: `(labels, clusters)`, each (N,) integers. It returns a number.
 
     Args:
         name: By which it is asked for.
         needs: What it is computed from.
         title: What it is called in print; by default its name.
-        graded: Whether it is called with `(ranks, levels, relevances)` for rankings of a hierarchy, see
-            `hierarchical_average_precision`, and with `(ranks)` for those of each level.
+        graded: Whether it is called with `(ranks, levels, relevances)` for rankings of a hierarchy,
+            see `hierarchical_average_precision`, and with `(ranks)` for those of each level.
 
     Raises:
         UserError: Another metric has this name, or `needs` is none of `NEEDS`.
@@ -78,7 +80,8 @@ def metric(
         ... def miss_rate(hits, matches):
         ...     return ~hits.any(axis=1)
         >>> points, labels = [[0.0], [1.0], [5.0]], [3, 3, 8]
-        >>> tfdml.evaluation.evaluate_retrieval(points, labels, metrics=["miss_rate@1"])["miss_rate@1"]
+        >>> tfdml.evaluation.evaluate_retrieval(points, labels,
+        ...     metrics=["miss_rate@1"])["miss_rate@1"]
         0.0
     """
     check_choice("need of a metric", needs, NEEDS)
@@ -93,8 +96,12 @@ def metric(
 
 def all_metrics() -> dict[str, Metric]:
     """Return the table, with those that are registered without a place in it at the end."""
-    others = {name: compute for name, compute in registered("metric").items() if name not in METRICS}
-    return METRICS | {name: Metric(name, "neighbors", compute, name) for name, compute in others.items()}
+    others = {
+        name: compute for name, compute in registered("metric").items() if name not in METRICS
+    }
+    return METRICS | {
+        name: Metric(name, "neighbors", compute, name) for name, compute in others.items()
+    }
 
 
 def find_metric(name: str, needs: Sequence[str] = NEEDS) -> tuple[Metric, int]:
@@ -147,10 +154,15 @@ def metric_names(
         fitting = ks_within(DEFAULT_KS, available)
         if ks is None and fitting != DEFAULT_KS:
             few = f"a query is compared with {available} images"
-            warnings.warn(f"recall@K is measured for K = {', '.join(map(str, fitting))} alone: {few}", stacklevel=3)
+            warnings.warn(
+                f"recall@K is measured for K = {', '.join(map(str, fitting))} alone: {few}",
+                stacklevel=3,
+            )
         depths = np.asarray(fitting if ks is None else ks)
         if depths.ndim != 1 or not len(depths) or depths.min() < 1:
-            raise UserError(f"ks must be a list of integers of at least 1, such as [1, 10]; got {ks}")
+            raise UserError(
+                f"ks must be a list of integers of at least 1, such as [1, 10]; got {ks}"
+            )
         names |= {f"recall@{k}" for k in depths.tolist()}
     order = list(all_metrics())
     pairs = {name: find_metric(name, needs) for name in names}
@@ -216,7 +228,12 @@ def _reciprocal_rank(ranks: np.ndarray) -> float:
 def _checked_ranks(ranks: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
     ranks = np.asarray(ranks, np.int64)
     levels = np.ones(len(ranks), np.int64) if levels is None else np.asarray(levels, np.int64)
-    if ranks.ndim != 1 or ranks.shape != levels.shape or not len(ranks) or (np.diff(ranks, prepend=0) < 1).any():
+    if (
+        ranks.ndim != 1
+        or ranks.shape != levels.shape
+        or not len(ranks)
+        or (np.diff(ranks, prepend=0) < 1).any()
+    ):
         raise UserError("ranks must be ascending from 1, at least one, with as many levels")
     return ranks, levels
 
@@ -225,13 +242,14 @@ def _checked_ranks(ranks: Any, levels: Any) -> tuple[np.ndarray, np.ndarray]:
 def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the H-AP of one query (Ramzi et al., 2022, HAPPIER).
 
-    H-AP = 1 / sum_k rel(k) sum_k 1/rank(k) sum_{j: rank(j) <= rank(k)} min(rel(j), rel(k)), over the relevant images.
-    Of one level it is average precision.
+    H-AP = 1 / sum_k rel(k) sum_k 1/rank(k) sum_{j: rank(j) <= rank(k)} min(rel(j), rel(k)), over
+    the relevant images. Of one level it is average precision.
 
     Args:
         ranks: (R,) places of the relevant images in the ranking, ascending, from 1.
         levels: (R,) how many levels of the hierarchy each shares with the query, 1 .. L; None: 1.
-        relevances: (L + 1,) the relevance of an image by its level, 0 for level 0, never falling; None: the level.
+        relevances: (L + 1,) the relevance of an image by its level, 0 for level 0, never falling;
+            None: the level.
 
     Example:
         >>> hierarchical_average_precision([1, 2], levels=[2, 1])
@@ -240,7 +258,11 @@ def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: A
         0.8333333333333334
     """
     ranks, levels = _checked_ranks(ranks, levels)
-    gains = levels.astype(np.float64) if relevances is None else np.asarray(relevances, np.float64)[levels]
+    gains = (
+        levels.astype(np.float64)
+        if relevances is None
+        else np.asarray(relevances, np.float64)[levels]
+    )
     shared = np.zeros(len(ranks))
     for gain in np.unique(gains):
         shared += np.minimum(gains, gain) * np.cumsum(gains == gain)
@@ -251,8 +273,8 @@ def hierarchical_average_precision(ranks: Any, levels: Any = None, relevances: A
 def ndcg(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
     """Return the normalized discounted cumulative gain of one query, over the whole gallery.
 
-    DCG = sum_k (2^level(k) - 1) / log2(1 + rank(k)), divided by that of the best ranking (Järvelin and Kekäläinen,
-    2002, with the gain of Burges et al., 2005).
+    DCG = sum_k (2^level(k) - 1) / log2(1 + rank(k)), divided by that of the best ranking (Järvelin
+    and Kekäläinen, 2002, with the gain of Burges et al., 2005).
 
     Args:
         ranks: As `hierarchical_average_precision`.
@@ -270,13 +292,14 @@ def ndcg(ranks: Any, levels: Any = None, relevances: Any = None) -> float:
 
 
 def population_relevances(levels: np.ndarray, depth: int, itself: bool = False) -> np.ndarray:
-    """(L + 1,) relevances of levels: l/L, shared by the images that have level l (Ramzi et al., 2022).
+    """(L + 1,) relevances of levels: l/L, shared by the images that have level l (Ramzi et al.,
+    2022).
 
     Args:
         levels: (R,) as `hierarchical_average_precision`.
         depth: L, how many levels the hierarchy has.
-        itself: Whether the query counts as one more image of level L. The authors' code counts it where all images are
-            queries.
+        itself: Whether the query counts as one more image of level L. The authors' code counts it
+            where all images are queries.
 
     Example:
         >>> population_relevances(np.array([2, 1, 1]), 2)

@@ -1,4 +1,5 @@
-"""What is right for a query: `Relevance`, the checked queries of a search, and the protocols of data sets."""
+"""What is right for a query: `Relevance`, the checked queries of a search, and the protocols of
+data sets."""
 
 from __future__ import annotations
 
@@ -26,14 +27,18 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     """
     array = integer_labels(labels, what)
     if array.shape != (count,):
-        raise UserError(f"{what} must be one class id per embedding, {count}; got shape {array.shape}")
+        raise UserError(
+            f"{what} must be one class id per embedding, {count}; got shape {array.shape}"
+        )
     return array
 
 
 def ids_or_names(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     """As `check_labels`; names of classes are accepted, too."""
     array = np.asarray(labels)
-    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)):
+    if array.dtype.kind == "U" or (
+        array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
+    ):
         names, places = np.unique(array, return_inverse=True)
         return names[check_labels(places.reshape(array.shape), count, what)]
     return check_labels(array, count, what)
@@ -46,7 +51,10 @@ def joined_labels(*sides: np.ndarray) -> np.ndarray:
         UserError: Some are ids and others names.
     """
     if len({side.dtype.kind in "iu" for side in sides}) > 1:
-        raise UserError(f"labels are of type {' and '.join(str(side.dtype) for side in sides)}: give ids, or names")
+        raise UserError(
+            f"labels are of type {' and '.join(str(side.dtype) for side in sides)}: give ids, or "
+            "names"
+        )
     return np.concatenate(sides)
 
 
@@ -76,7 +84,9 @@ class _Shared:
         for query, rows in enumerate(lists):
             array = np.asarray(rows)
             if array.size and (array.ndim != 1 or array.dtype.kind not in "iu" or array.min() < 0):
-                raise UserError(f"{what} of query {query} must be rows of the gallery, integers of at least 0")
+                raise UserError(
+                    f"{what} of query {query} must be rows of the gallery, integers of at least 0"
+                )
             parts.append(np.unique(array).astype(np.int64))
         row, own = np.concatenate(parts), np.arange(len(lists))
         key = np.repeat(own, [len(rows) for rows in parts[1:]])
@@ -102,7 +112,11 @@ class _Shared:
     def rows(self, query: int) -> np.ndarray:
         keys = self.keys.indices[slice(*self.keys.indptr[query : query + 2])]
         lists = [self.images.indices[slice(*self.images.indptr[key : key + 2])] for key in keys]
-        return lists[0] if len(lists) == 1 else np.unique(np.concatenate([[], *lists]).astype(np.int64))
+        return (
+            lists[0]
+            if len(lists) == 1
+            else np.unique(np.concatenate([[], *lists]).astype(np.int64))
+        )
 
 
 def _ones(row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> sparse.csr_array:
@@ -111,24 +125,30 @@ def _ones(row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> sparse
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Relevance:
-    """Which gallery images are relevant to each query, and which are ignored: those leave its ranking.
+    """Which gallery images are relevant to each query, and which are ignored: those leave its
+    ranking.
 
-    Given to `evaluate_retrieval` and its like, for data whose right answers are more than equal labels. Made by:
+    Given to `evaluate_retrieval` and its like, for data whose right answers are more than equal
+    labels. Made by:
 
-    - `Relevance.classes`: images of the query's class. Those of its camera may be ignored, and junk.
+    - `Relevance.classes`: images of the query's class. Those of its camera may be ignored, and
+      junk.
     - `Relevance.lists`: rows of the gallery, for each query.
     - `Relevance.levels`: a hierarchy of classes, each level of which is measured by itself.
 
-    Ignored images are taken out of a ranking before ranks are counted. Metrics are as if the query were searched in
-    a gallery without them. Whether a query finds itself is no matter of relevance: the search leaves it out.
+    Ignored images are taken out of a ranking before ranks are counted. Metrics are as if the query
+    were searched in a gallery without them. Whether a query finds itself is no matter of relevance:
+    the search leaves it out.
 
     Attributes:
         labels: (N,) class ids of the queries; None where there are no classes.
-        matches: (N,) int64 R of each query: how many gallery images are relevant and not ignored. The query itself
-            counts where it is in the gallery; `RetrievalTask.matches` is without it.
-        most_ignored: The most images that are ignored for one query. A search goes deeper by as many.
-        by_level: The relevance of each level, by what follows the name of its metrics: `{"": self}` without levels,
-            `{"/0": ..., "/1": ...}` with them.
+        matches: (N,) int64 R of each query: how many gallery images are relevant and not ignored.
+            The query itself counts where it is in the gallery; `RetrievalTask.matches` is without
+            it.
+        most_ignored: The most images that are ignored for one query. A search goes deeper by as
+            many.
+        by_level: The relevance of each level, by what follows the name of its metrics: `{"": self}`
+            without levels, `{"/0": ..., "/1": ...}` with them.
 
     Example:
         >>> relevance = Relevance.classes([0, 0, 0, 1], not_same=[7, 7, 8, 7])
@@ -158,22 +178,27 @@ class Relevance:
     ) -> Relevance:
         """Return the relevance of equal classes.
 
-        With groups, a gallery image of the query's class **and** group is ignored: it is too easy, such as the next
-        frame of one camera. Images of other classes stay, whatever their group. This is the rule of Market-1501,
-        MSMT17 and VeRi-776 (groups are cameras), and what torchreid and fast-reid compute. The argument `sequence` of
-        Open Metric Learning ignores all images of the query's sequence, of other classes too; it is the same where
-        no sequence holds images of two classes.
+        With groups, a gallery image of the query's class **and** group is ignored: it is too easy,
+        such as the next frame of one camera. Images of other classes stay, whatever their group.
+        This is the rule of Market-1501, MSMT17 and VeRi-776 (groups are cameras), and what
+        torchreid and fast-reid compute. The argument `sequence` of Open Metric Learning ignores all
+        images of the query's sequence, of other classes too; it is the same where no sequence holds
+        images of two classes.
 
         Args:
             labels: (N,) class ids of the queries.
             gallery_labels: (G,) class ids of the gallery; None: all-to-all.
-            not_same: (N,) integer groups of the queries, such as cameras; None: nothing is ignored for its group.
-            gallery_not_same: (G,) groups of the gallery, given exactly if `not_same` and `gallery_labels` are.
-            junk: (G,) bool, gallery images that are ignored for every query, such as those of Market-1501 with the id
-                -1: `junk=gallery_labels == -1`. A search goes deeper by as many: leave them out of a large gallery.
+            not_same: (N,) integer groups of the queries, such as cameras; None: nothing is ignored
+                for its group.
+            gallery_not_same: (G,) groups of the gallery, given exactly if `not_same` and
+                `gallery_labels` are.
+            junk: (G,) bool, gallery images that are ignored for every query, such as those of
+                Market-1501 with the id -1: `junk=gallery_labels == -1`. A search goes deeper by as
+                many: leave them out of a large gallery.
 
         Raises:
-            UserError: Not integers, of other lengths than the labels, or one side's groups are missing.
+            UserError: Not integers, of other lengths than the labels, or one side's groups are
+                missing.
         """
         labels = check_labels(labels, np.size(labels))
         sides = [labels]
@@ -185,18 +210,24 @@ class Relevance:
             raise UserError("relevance needs a query and a gallery image; there is none")
         junk = np.zeros(size, bool) if junk is None else np.asarray(junk)
         if junk.shape != (size,) or junk.dtype != bool:
-            raise UserError(f"junk must be one boolean per gallery image, {size}; got {junk.dtype} {junk.shape}")
+            raise UserError(
+                f"junk must be one boolean per gallery image, {size}; got {junk.dtype} {junk.shape}"
+            )
         relevant = _Shared.of_ids(ids[0], ids[-1], junk)
         matches, most, ignored = relevant.counts(), int(junk.sum()), None
         if (gallery_not_same is None) != (not_same is None or gallery_labels is None):
-            raise UserError("gallery_not_same goes with gallery_labels and not_same: give all three or not_same")
+            raise UserError(
+                "gallery_not_same goes with gallery_labels and not_same: give all three or not_same"
+            )
         if not_same is not None:
             groups = [check_labels(not_same, len(labels), "not_same")]
             if gallery_labels is not None:
                 groups.append(check_labels(gallery_not_same, size, "gallery_not_same"))
             of_group = _common_ids(groups)
             count = max(int(side.max()) for side in of_group) + 1
-            pairs = _common_ids([own * count + group for own, group in zip(ids, of_group, strict=True)])
+            pairs = _common_ids(
+                [own * count + group for own, group in zip(ids, of_group, strict=True)]
+            )
             ignored = _Shared.of_ids(pairs[0], pairs[-1], junk)
             counts = ignored.counts()
             matches, most = matches - counts, most + int(counts.max())
@@ -204,10 +235,12 @@ class Relevance:
 
     @classmethod
     def lists(cls, positives: Sequence[Any], ignored: Sequence[Any] | None = None) -> Relevance:
-        """Return the relevance of listed images, such as those of Revisited Oxford and Google Landmarks.
+        """Return the relevance of listed images, such as those of Revisited Oxford and Google
+        Landmarks.
 
         Args:
-            positives: Of each of N queries, the gallery rows that are relevant; a list may be empty.
+            positives: Of each of N queries, the gallery rows that are relevant; a list may be
+                empty.
             ignored: Of each query, the gallery rows that are ignored; None: none.
 
         Raises:
@@ -221,12 +254,19 @@ class Relevance:
         if ignored is None:
             return cls(None, relevant.counts(), 0, relevant)
         if len(ignored) != len(positives):
-            raise UserError(f"there are {len(positives)} lists of positives and {len(ignored)} of ignored images")
+            raise UserError(
+                f"there are {len(positives)} lists of positives and {len(ignored)} of ignored "
+                "images"
+            )
         irrelevant = _Shared.of_lists(ignored, "ignored images")
         for query in range(len(positives)):
             if len(both := np.intersect1d(relevant.rows(query), irrelevant.rows(query))):
-                raise UserError(f"query {query}: row {both[0]} of the gallery is relevant and ignored")
-        return cls(None, relevant.counts(), int(irrelevant.counts().max(initial=0)), relevant, irrelevant)
+                raise UserError(
+                    f"query {query}: row {both[0]} of the gallery is relevant and ignored"
+                )
+        return cls(
+            None, relevant.counts(), int(irrelevant.counts().max(initial=0)), relevant, irrelevant
+        )
 
     @classmethod
     def sets(cls, labels: Any, gallery_labels: Any = None) -> Relevance:
@@ -245,23 +285,27 @@ class Relevance:
         """
         sides = [side for side in (labels, gallery_labels) if side is not None]
         sides = [side if sparse.issparse(side) else _columns(side, "label sets") for side in sides]
-        keys, images = (sparse.csr_array((side > 0).astype(np.int32)) for side in (sides[0], sides[-1].T))
+        keys, images = (
+            sparse.csr_array((side > 0).astype(np.int32)) for side in (sides[0], sides[-1].T)
+        )
         relevant = _Shared(keys, images)
         return cls(None, relevant.counts(), 0, relevant, _size=sides[-1].shape[0])
 
     @classmethod
     def levels(cls, labels: Any, gallery_labels: Any = None) -> Relevance:
-        """Return the relevance of a hierarchy. Metrics are computed by level: `recall@1/0`, `recall@1/1`, ...
+        """Return the relevance of a hierarchy. Metrics are computed by level: `recall@1/0`,
+        `recall@1/1`, ...
 
-        `of` is graded: the share of the levels at which an image has the query's class. `matches` counts the images
-        that share any level, which are those of the coarsest.
+        `of` is graded: the share of the levels at which an image has the query's class. `matches`
+        counts the images that share any level, which are those of the coarsest.
 
         Args:
             labels: (N, L) class ids of the queries, the finest level first.
             gallery_labels: (G, L) class ids of the gallery; None: all-to-all.
 
         Raises:
-            UserError: Not integers of two axes, sides of other levels, or a class lies in two coarser ones.
+            UserError: Not integers of two axes, sides of other levels, or a class lies in two
+                coarser ones.
 
         Example:
             >>> Relevance.levels([[0, 0], [1, 0]]).of(slice(0, 1), np.array([[0, 1]]))
@@ -271,14 +315,23 @@ class Relevance:
         if gallery_labels is not None:
             sides.append(_columns(gallery_labels, "gallery_labels"))
         if sides[0].shape[1] != sides[-1].shape[1]:
-            raise UserError(f"labels have {sides[0].shape[1]} levels, gallery_labels {sides[-1].shape[1]}")
+            raise UserError(
+                f"labels have {sides[0].shape[1]} levels, gallery_labels {sides[-1].shape[1]}"
+            )
         every = np.unique(np.concatenate(sides), axis=0)
         for level in range(every.shape[1] - 1):
-            finer, parents = np.unique(np.unique(every[:, level : level + 2], axis=0)[:, 0], return_counts=True)
+            finer, parents = np.unique(
+                np.unique(every[:, level : level + 2], axis=0)[:, 0], return_counts=True
+            )
             if (parents > 1).any():
                 label = int(finer[parents > 1][0])
-                raise UserError(f"class {label} of level {level} lies in {parents.max()} classes of level {level + 1}")
-        parts = tuple(cls.classes(*(side[:, level] for side in sides)) for level in range(every.shape[1]))
+                raise UserError(
+                    f"class {label} of level {level} lies in {parents.max()} classes of level "
+                    f"{level + 1}"
+                )
+        parts = tuple(
+            cls.classes(*(side[:, level] for side in sides)) for level in range(every.shape[1])
+        )
         return dataclasses.replace(parts[-1], labels=parts[0].labels, _levels=parts)
 
     @property
@@ -302,7 +355,11 @@ class Relevance:
 
     def ignored(self, block: Any, rows: np.ndarray) -> np.ndarray:
         """Return whether gallery images are ignored: (B, K) bool, with the arguments of `of`."""
-        ignored = np.zeros(rows.shape, bool) if self._ignored is None else self._ignored.contains(block, rows)
+        ignored = (
+            np.zeros(rows.shape, bool)
+            if self._ignored is None
+            else self._ignored.contains(block, rows)
+        )
         return ignored | np.isin(rows, self._junk) if len(self._junk) else ignored
 
     def rows_of(self, query: int) -> np.ndarray:
@@ -311,17 +368,27 @@ class Relevance:
 
     def ignored_rows(self, query: int) -> np.ndarray:
         """Return the gallery rows that are ignored for a query."""
-        return self._junk if self._ignored is None else np.append(self._ignored.rows(query), self._junk)
+        return (
+            self._junk
+            if self._ignored is None
+            else np.append(self._ignored.rows(query), self._junk)
+        )
 
     def check(self, queries: int, gallery: int) -> None:
-        """Raise a `UserError` where this is not the relevance of as many queries in as many gallery images."""
+        """Raise a `UserError` where this is not the relevance of as many queries in as many gallery
+        images."""
         if len(self.matches) != queries:
-            raise UserError(f"relevance is of {len(self.matches)} queries; there are {queries} query embeddings")
+            raise UserError(
+                f"relevance is of {len(self.matches)} queries; there are {queries} query embeddings"
+            )
         if self._size is not None and self._size != gallery:
             raise UserError(f"relevance is of {self._size} gallery images; there are {gallery}")
         for rows in (self._relevant, self._ignored):
             if rows is not None and rows.images.shape[1] > gallery:
-                raise UserError(f"relevance names row {rows.images.shape[1] - 1} of a gallery of {gallery} images")
+                raise UserError(
+                    f"relevance names row {rows.images.shape[1] - 1} of a gallery of {gallery} "
+                    "images"
+                )
 
 
 def _common_ids(sides: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -345,7 +412,8 @@ class RetrievalTask:
         queries: (N, d).
         labels: (N,) class ids of the queries; None where there are no classes.
         gallery: (G, d) what is searched; the queries themselves for all-to-all.
-        own_rows: (N,) the gallery row of each query itself, which is left out of its ranking; None: there is none.
+        own_rows: (N,) the gallery row of each query itself, which is left out of its ranking; None:
+            there is none.
         relevance: What is relevant.
     """
 
@@ -367,7 +435,8 @@ class RetrievalTask:
 
     @functools.cached_property
     def matches(self) -> np.ndarray:
-        """(N,) R of every query: how many images there are to find, neither ignored nor the query itself."""
+        """(N,) R of every query: how many images there are to find, neither ignored nor the query
+        itself."""
         if self.own_rows is None:
             return self.relevance.matches
         every, own = slice(None), self.own_rows[:, None]
@@ -381,11 +450,15 @@ class RetrievalTask:
 
     @functools.cached_property
     def by_level(self) -> dict[str, RetrievalTask]:
-        """The task of each level by what follows the name of its metrics; this one, where there are no levels."""
+        """The task of each level by what follows the name of its metrics; this one, where there are
+        no levels."""
         levels = self.relevance.by_level
         if "" in levels:
             return {"": self}
-        return {end: dataclasses.replace(self, relevance=one, labels=one.labels) for end, one in levels.items()}
+        return {
+            end: dataclasses.replace(self, relevance=one, labels=one.labels)
+            for end, one in levels.items()
+        }
 
     def depth_with_ignored(self, depth: int) -> int:
         """How many neighbors to search, so that `depth` are left without those that are ignored."""
@@ -408,7 +481,9 @@ def retrieval_task(
     if relevance is None and labels is None:
         raise UserError("nothing defines what is relevant: give labels, or a Relevance")
     if relevance is None and (gallery is None) != (gallery_labels is None):
-        raise UserError("gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)")
+        raise UserError(
+            "gallery and gallery_labels go together: give both (query/gallery) or none (all-to-all)"
+        )
     embeddings, gallery, own_rows = check_sides(embeddings, gallery, own_rows)
     if gallery is None:
         gallery, own_rows = embeddings, np.arange(len(embeddings))
@@ -419,7 +494,9 @@ def retrieval_task(
             gallery_labels = check_labels(gallery_labels, len(gallery), "gallery_labels")
         relevance = Relevance.classes(labels, gallery_labels)
     relevance.check(len(embeddings), len(gallery))
-    return RetrievalTask(embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance)
+    return RetrievalTask(
+        embeddings, relevance.labels if labels is None else labels, gallery, own_rows, relevance
+    )
 
 
 def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
@@ -429,7 +506,8 @@ def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
         dataset: What has `labels` (N,), and `is_query` (N,) bool or None.
 
     Returns:
-        The rows of the queries and those of the gallery; without roles all rows, and None: each against all others.
+        The rows of the queries and those of the gallery; without roles all rows, and None: each
+        against all others.
 
     Example:
         >>> dataset_roles(dataset)[1] is None
@@ -447,16 +525,18 @@ def images_to_search(dataset: ImageDataset) -> int:
 
 
 def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
-    """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data set.
+    """Return the arguments by which `evaluate_retrieval` and `retrieval_per_query` measure a data
+    set.
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. With
-            `groups`, such as cameras, images of the query's class and group are ignored. A `protocol` may list what is
-            right.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else
+            all-to-all. With `groups`, such as cameras, images of the query's class and group are
+            ignored. A `protocol` may list what is right.
 
     Returns:
-        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or lists `relevance`.
+        `embeddings` and `labels`, with roles `gallery` and `gallery_labels`, and with groups or
+        lists `relevance`.
 
     Raises:
         UserError: Embeddings that are empty or not finite; not as many as images.
@@ -468,13 +548,18 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     """
     queries, gallery = dataset_roles(dataset)
     if len(embeddings) != len(dataset.labels):
-        raise UserError(f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}")
+        raise UserError(
+            f"{len(embeddings)} embeddings for the {len(dataset.labels)} images of {dataset.name}"
+        )
     groups, benchmark = getattr(dataset, "groups", None), getattr(dataset, "protocol", None)
     sets = getattr(dataset, "label_rows", None) if benchmark is None else None
     sides = [queries] if gallery is None else [queries, gallery]
 
     def by_side(values: np.ndarray, name: str) -> dict[str, np.ndarray]:
-        return {f"{start}{name}": values[rows] for start, rows in zip(("", "gallery_"), sides, strict=False)}
+        return {
+            f"{start}{name}": values[rows]
+            for start, rows in zip(("", "gallery_"), sides, strict=False)
+        }
 
     labels = by_side(dataset.labels, "labels")
     protocol: dict[str, Any] = {"embeddings": embeddings, **labels}

@@ -1,4 +1,5 @@
-"""Retrieval: metrics by query and their means, of arrays and of data sets, and neighbors as a table."""
+"""Retrieval: metrics by query and their means, of arrays and of data sets, and neighbors as a
+table."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ from tfdml.retrieval import exact
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
 
-# Up to this many relevant images, comparing a row with each of their scores is faster than sorting the row.
+# Up to this many relevant images, comparing a row with each of their scores is faster than sorting
+# the row.
 _COUNTED = 64
 _BLOCK = 256 * 2**20
 
@@ -65,77 +67,99 @@ def evaluate_retrieval(
 ) -> dict[str, Any]:
     """Measure how well near embeddings share a class, all-to-all or queries against a gallery.
 
-    Every query ranks the gallery by distance (`nearest_neighbors`: exact, the query itself left out by identity,
-    ties by gallery row). With R the number of gallery images of the query's class, itself not counted, rel(i) 1 if
-    the i-th neighbor shares the class, else 0, and P(i) the share of rel = 1 among the first i:
+    Every query ranks the gallery by distance (`nearest_neighbors`: exact, the query itself left out
+    by identity, ties by gallery row). With R the number of gallery images of the query's class,
+    itself not counted, rel(i) 1 if the i-th neighbor shares the class, else 0, and P(i) the share
+    of rel = 1 among the first i:
 
-    - `recall@K`: the share of queries with at least one image of their class among the K nearest. This is what
-      papers on metric learning call Recall@K (Jegou et al., 2011; Song et al., 2016), not the share of the R
-      relevant images that is retrieved; at K = 1 it equals precision@1. Re-identification calls it CMC@K.
+    - `recall@K`: the share of queries with at least one image of their class among the K nearest.
+      This is what papers on metric learning call Recall@K (Jegou et al., 2011; Song et al., 2016),
+      not the share of the R relevant images that is retrieved; at K = 1 it equals precision@1.
+      Re-identification calls it CMC@K.
     - `precision@K`: the mean over queries of P(K).
     - `r_precision`: the mean over queries of P(R).
-    - `map@r`: the mean over queries of 1/R sum_{i=1..R} P(i) rel(i) (Musgrave et al., 2020, "A Metric Learning
-      Reality Check").
+    - `map@r`: the mean over queries of 1/R sum_{i=1..R} P(i) rel(i) (Musgrave et al., 2020, "A
+      Metric Learning Reality Check").
     - `map@K`: the mean over queries of 1/min(K, R) sum_{i=1..K} P(i) rel(i).
     - `map`: the mean over queries of 1/R sum_i P(i) rel(i) over the whole gallery.
-    - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al., 2021, AGW).
+    - `minp`: the mean over queries of R divided by the rank of the last relevant image (Ye et al.,
+      2021, AGW).
     - `mrr`: the mean over queries of 1 divided by the rank of the first relevant image.
-    - `ndcg`, `h_ap`: of graded relevance (`hierarchical_average_precision` and the like). With levels each has
-      a value over all of them, without a suffix, next to those of the levels, which take each as right or wrong.
-    - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as many as there
-      are classes (`evaluate_clustering`).
+    - `ndcg`, `h_ap`: of graded relevance (`hierarchical_average_precision` and the like). With
+      levels each has a value over all of them, without a suffix, next to those of the levels, which
+      take each as right or wrong.
+    - `nmi`, `ami`, `f1`: agreement of the classes with k-means clusters of the query embeddings, as
+      many as there are classes (`evaluate_clustering`).
 
     `map`, `minp`, `mrr`, `ndcg` and `h_ap` rank the whole gallery, in a search of their own:
-    they are not among the defaults. Queries with R = 0 cannot be answered: they are left out of the retrieval means and
-    counted. Clustering is the slow part with thousands of classes; name the other metrics to leave it out.
+    they are not among the defaults. Queries with R = 0 cannot be answered: they are left out of the
+    retrieval means and counted. Clustering is the slow part with thousands of classes; name the
+    other metrics to leave it out.
 
-    With a `relevance`, it says which images are relevant in place of "of the query's class", and images that it ignores
-    are in no ranking. Where a query has fewer than K images left, those missing are no hits.
+    With a `relevance`, it says which images are relevant in place of "of the query's class", and
+    images that it ignores are in no ranking. Where a query has fewer than K images left, those
+    missing are no hits.
 
     Args:
         embeddings: (N, d) the queries.
-        labels: (N,) or (N, 1) class ids: integers, or floats that are whole numbers. With a `relevance` they are not
-            needed: they are the classes of clustering and intervals, by default those of the relevance.
+        labels: (N,) or (N, 1) class ids: integers, or floats that are whole numbers. With a
+            `relevance` they are not needed: they are the classes of clustering and intervals, by
+            default those of the relevance.
         gallery: (G, d) what is searched; None: all-to-all.
-        gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is; not needed with a `relevance`.
-        ks: The K of Recall@K; by default those of 1, 2, 4 and 8 that the images suffice for, with a warning if not all.
-        metrics: Any of these, and those that `metrics.metric` has added; `recall` means every K of `ks`. By default
-            `recall`, `precision@1`, `map@r`, `r_precision`, and with classes `nmi`, `ami` and `f1`.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. Clusters are Euclidean, of the embeddings scaled to
-            length 1 for `cosine`.
-        relevance: What is relevant, where that is more than equal labels: the same camera, lists, a hierarchy. With
-            levels each metric is computed for each, as `recall@1/0`, and clustering with the classes of each.
+        gallery_labels: (G,) class ids of the gallery, given exactly if `gallery` is; not needed
+            with a `relevance`.
+        ks: The K of Recall@K; by default those of 1, 2, 4 and 8 that the images suffice for, with a
+            warning if not all.
+        metrics: Any of these, and those that `metrics.metric` has added; `recall` means every K of
+            `ks`. By default `recall`, `precision@1`, `map@r`, `r_precision`, and with classes
+            `nmi`, `ami` and `f1`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`. Clusters are Euclidean, of the
+            embeddings scaled to length 1 for `cosine`.
+        relevance: What is relevant, where that is more than equal labels: the same camera, lists, a
+            hierarchy. With levels each metric is computed for each, as `recall@1/0`, and clustering
+            with the classes of each.
         own_rows: (N,) gallery row of each query itself, for queries that are a part of the gallery.
-        intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them (`confidence_intervals`).
+        intervals: `"classes"` or `"queries"` adds 95 % bootstrap intervals over them
+            (`confidence_intervals`).
         seed: Of k-means and of the bootstrap.
         memory_budget: Bytes that a block of the search may take.
         values: A mapping to which the values of every query are added, see `retrieval_per_query`.
 
     Returns:
-        Fractions by metric name, e.g. `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ...,
-        "ami": ..., "f1": ...}`, and the counts `num_queries`, `num_gallery` (images that a query is compared with)
-        and `queries_without_match`; where asked for, `intervals`, an `Interval` for each of the retrieval metrics.
+        Fractions by metric name, e.g.
+        `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ..., "ami": ..., "f1": ...}`, and the counts `num_queries`, `num_gallery` (images that a query is compared with)
+        and `queries_without_match`; where asked for, `intervals`, an `Interval` for each of the
+        retrieval metrics.
 
     Raises:
-        UserError: No image; embeddings not finite; embeddings, labels or dimensions that do not go together; an
-            unknown metric or distance; K beyond the gallery; all-to-all with one class; no query with an image of its
-            class to find; or intervals of clustering metrics alone.
+        UserError: No image; embeddings not finite; embeddings, labels or dimensions that do not go
+            together; an unknown metric or distance; K beyond the gallery; all-to-all with one
+            class; no query with an image of its class to find; or intervals of clustering metrics
+            alone.
 
     Example:
         >>> import numpy as np
-        >>> evaluate_retrieval(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], ks=[1])["recall@1"]
+        >>> evaluate_retrieval(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
+        ...     ks=[1])["recall@1"]
         1.0
     """
     if intervals is not None:
         check_choice("unit of intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     names = metric_names(DEFAULT_METRICS if metrics is None else metrics, ks, task.available)
-    needing = {need: [name for name in names if find_metric(name)[0].needs == need] for need in NEEDS}
+    needing = {
+        need: [name for name in names if find_metric(name)[0].needs == need] for need in NEEDS
+    }
     if task.labels is None:
         if metrics is not None and needing["clusters"]:
-            raise UserError(f"{needing['clusters'][0]} needs classes, which this relevance does not have: give labels")
+            raise UserError(
+                f"{needing['clusters'][0]} needs classes, which this relevance does not have: give "
+                "labels"
+            )
         if intervals == "classes":
-            raise UserError("this relevance has no classes to resample: give labels, or intervals over queries")
+            raise UserError(
+                "this relevance has no classes to resample: give labels, or intervals over queries"
+            )
         needing["clusters"] = []
     by_query = [name for name in names if any(name in needing[need] for need in PER_QUERY)]
     if intervals is not None and not by_query:
@@ -146,8 +170,12 @@ def evaluate_retrieval(
     levels = task.by_level
     columns = values_per_query(task, by_query, distance, memory_budget) if by_query else {}
     for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
-        of_level = {name: columns[name] for name in (name + end for name in by_query) if name in columns}
-        result |= {name: float(column[level.answerable].mean()) for name, column in of_level.items()}
+        of_level = {
+            name: columns[name] for name in (name + end for name in by_query) if name in columns
+        }
+        result |= {
+            name: float(column[level.answerable].mean()) for name, column in of_level.items()
+        }
         if intervals is not None and of_level:
             classes = np.arange(len(task.queries)) if level.labels is None else level.labels
             interval_of |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
@@ -159,7 +187,10 @@ def evaluate_retrieval(
         )
         result |= {name + end: value for name, value in agreement.items()}
     result |= {"num_queries": len(task.queries), "num_gallery": task.available}
-    result |= {f"queries_without_match{end}": int(np.count_nonzero(~level.answerable)) for end, level in levels.items()}
+    result |= {
+        f"queries_without_match{end}": int(np.count_nonzero(~level.answerable))
+        for end, level in levels.items()
+    }
     if intervals is not None:
         result["intervals"] = interval_of
     return result
@@ -191,20 +222,24 @@ def retrieval_per_query(
         distance: As `evaluate_retrieval`.
         relevance: As `evaluate_retrieval`.
         own_rows: As `evaluate_retrieval`.
-        neighbors: (N, k) gallery rows, nearest first, that are measured in place of the exact search: of a re-ranking
-            or an index. They may hold images that the relevance ignores, and -1 where fewer than k are known.
+        neighbors: (N, k) gallery rows, nearest first, that are measured in place of the exact
+            search: of a re-ranking or an index. They may hold images that the relevance ignores,
+            and -1 where fewer than k are known.
         memory_budget: Bytes that a block of the search may take.
 
     Returns:
-        (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class to find.
+        (N,) float64 by metric name, each in 0 .. 1; NaN for queries without an image of their class
+        to find.
 
     Raises:
-        UserError: As `evaluate_retrieval`; `neighbors` are too few for a metric, or not those of a search.
+        UserError: As `evaluate_retrieval`; `neighbors` are too few for a metric, or not those of a
+            search.
 
     Example:
         >>> import numpy as np
         >>> points = np.array([[0.0], [0.1], [5.0], [5.1], [9.0]])
-        >>> retrieval_per_query(points, [3, 3, 8, 3, 7], ks=[1], metrics=["recall"])["recall@1"].tolist()
+        >>> retrieval_per_query(points, [3, 3, 8, 3, 7], ks=[1],
+        ...     metrics=["recall"])["recall@1"].tolist()
         [1.0, 1.0, nan, 0.0, nan]
     """
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
@@ -213,9 +248,14 @@ def retrieval_per_query(
 
 
 def values_per_query(
-    task: RetrievalTask, names: Sequence[str], distance: str, memory_budget: int, neighbors: Any = None
+    task: RetrievalTask,
+    names: Sequence[str],
+    distance: str,
+    memory_budget: int,
+    neighbors: Any = None,
 ) -> dict[str, np.ndarray]:
-    """Return what `retrieval_per_query` returns, for a checked task and the names of `metric_names`."""
+    """Return what `retrieval_per_query` returns, for a checked task and the names of
+    `metric_names`."""
     check_depth(task, names)
     levels, count = task.by_level, len(task.queries)
     values = {name + end: np.full(count, np.nan) for end in levels for name in names}
@@ -230,7 +270,10 @@ def values_per_query(
         blocks = nearest_left(task, depth, distance, memory_budget) if near else ()
     else:
         if ranked:
-            raise UserError(f"{next(iter(ranked))} ranks the whole gallery, `neighbors` do not: choose map@r or map@K")
+            raise UserError(
+                f"{next(iter(ranked))} ranks the whole gallery, `neighbors` do not: choose map@r "
+                "or map@K"
+            )
         blocks = _blocks_of(task, neighbors, depth)
     for block, rows, *_ in blocks:
         for end, level in levels.items():
@@ -250,13 +293,17 @@ def values_per_query(
             # The images of a level are among those of the next coarser one.
             ranks = list(by_level.values())[-1]
             shared = np.sum([np.isin(ranks, of_level) for of_level in by_level.values()], axis=0)
-            relevances = population_relevances(shared, len(levels), itself=task.own_rows is not None)
+            relevances = population_relevances(
+                shared, len(levels), itself=task.own_rows is not None
+            )
             for name in graded:
                 values[name][query] = ranked[name].compute(ranks, shared, relevances)
     return values
 
 
-def _blocks_of(task: RetrievalTask, neighbors: Any, depth: int) -> Iterator[tuple[slice, np.ndarray]]:
+def _blocks_of(
+    task: RetrievalTask, neighbors: Any, depth: int
+) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield given neighbors as `nearest_left` does, without distances."""
     rows, count = np.asarray(neighbors), len(task.queries)
     least = task.depth_with_ignored(depth)
@@ -266,18 +313,27 @@ def _blocks_of(task: RetrievalTask, neighbors: Any, depth: int) -> Iterator[tupl
             f"got {rows.dtype} {rows.shape}"
         )
     if rows.min() < -1 or rows.max() >= len(task.gallery):
-        raise UserError(f"`neighbors` must lie in 0 .. {len(task.gallery) - 1}, the rows of the gallery, or be -1")
-    ordered = np.sort(rows if task.own_rows is None else np.column_stack([rows, task.own_rows]), axis=1)
+        raise UserError(
+            f"`neighbors` must lie in 0 .. {len(task.gallery) - 1}, the rows of the gallery, or be "
+            "-1"
+        )
+    ordered = np.sort(
+        rows if task.own_rows is None else np.column_stack([rows, task.own_rows]), axis=1
+    )
     twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     if twice.any():
         query = np.flatnonzero(twice.any(axis=1))[0]
-        raise UserError(f"`neighbors` of query {query} have a gallery row twice, or the query itself: leave it out")
+        raise UserError(
+            f"`neighbors` of query {query} have a gallery row twice, or the query itself: leave it "
+            "out"
+        )
     for block in exact.row_blocks(count, 4096):
         yield block, exact.left_over(rows[block], task.relevance.ignored(block, rows[block]), depth)
 
 
 def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
-    """Raise UserError where a metric needs more gallery images than there are, or nothing can be right or wrong."""
+    """Raise UserError where a metric needs more gallery images than there are, or nothing can be
+    right or wrong."""
     if task.all_to_all and task.relevance.labels is not None:
         require_classes(task.relevance.labels, "retrieval")
     k, name = max(((find_metric(name)[1], name) for name in names), default=(0, ""))
@@ -293,13 +349,16 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
         else:
             why = "queries and gallery have no class in common; do both use the same class ids?"
         ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
-        raise UserError(f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}")
+        raise UserError(
+            f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}"
+        )
 
 
 def nearest_left(
     task: RetrievalTask, k: int, distance: str, memory_budget: int = _BLOCK
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than k are left.
+    """Yield what `neighbor_blocks` yields, without images that are ignored; row -1 where fewer than
+    k are left.
 
     Args:
         task: The queries and the gallery.
@@ -323,15 +382,16 @@ def nearest_left(
 def whole_rankings(
     task: RetrievalTask, distance: str, memory_budget: int
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query that has any.
+    """Yield the ranks of all relevant images in the ranking of the whole gallery, for each query
+    that has any.
 
-    A rank is the place, from 1, by distance, equal distances by gallery row, without the query itself and without
-    images that are ignored. No row is sorted by index: the rank of an image is one more than the number of images
-    before it, which are counted.
+    A rank is the place, from 1, by distance, equal distances by gallery row, without the query
+    itself and without images that are ignored. No row is sorted by index: the rank of an image is
+    one more than the number of images before it, which are counted.
 
-    The ranking is that of float32 products of embeddings shifted to the gallery's median. Images whose squared
-    distances differ by less than about 1e-7 of the squared spread may change places. Exact copies never do: they share
-    a score.
+    The ranking is that of float32 products of embeddings shifted to the gallery's median. Images
+    whose squared distances differ by less than about 1e-7 of the squared spread may change places.
+    Exact copies never do: they share a score.
 
     Args:
         task: The queries and the gallery.
@@ -339,7 +399,8 @@ def whole_rankings(
         memory_budget: Bytes that a block may take, next to about three copies of the gallery.
 
     Yields:
-        The query, and of each level (see `RetrievalTask.by_level`) that has any, (R,) ascending ranks.
+        The query, and of each level (see `RetrievalTask.by_level`) that has any, (R,) ascending
+        ranks.
 
     Raises:
         UserError: An unknown distance.
@@ -358,7 +419,9 @@ def whole_rankings(
             scores[:, copies] = scores[:, originals]
         return scores
 
-    height = max(1, min(memory_budget // (12 * size), count))  # three at once: in use, coming, and its copy
+    height = max(
+        1, min(memory_budget // (12 * size), count)
+    )  # three at once: in use, coming, and its copy
     for block, scores in exact.one_ahead(scores_of, count, height):
         for query in range(block.start, block.stop):
             row = scores[query - block.start].copy()
@@ -368,7 +431,14 @@ def whole_rankings(
                 row[task.relevance.ignored_rows(query)] = -np.inf
             rows_of = {end: level.relevance.rows_of(query) for end, level in task.by_level.items()}
             relevant = {end: rows[row[rows] > -np.inf] for end, rows in rows_of.items()}
-            yield query, {end: 1 + np.sort(_images_before(row, rows)) for end, rows in relevant.items() if len(rows)}
+            yield (
+                query,
+                {
+                    end: 1 + np.sort(_images_before(row, rows))
+                    for end, rows in relevant.items()
+                    if len(rows)
+                },
+            )
 
 
 def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -382,15 +452,23 @@ def _copies(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
-    """(R,) how many images come before each of `relevant`: better score, or the same and a lower row."""
+    """(R,) how many images come before each of `relevant`: better score, or the same and a lower
+    row."""
     scores_of_relevant = scores[relevant]
     if len(relevant) <= _COUNTED:
         pairs = zip(relevant, scores_of_relevant, strict=True)
-        return np.array([np.count_nonzero(scores[:row] >= x) + np.count_nonzero(scores[row:] > x) for row, x in pairs])
+        return np.array(
+            [
+                np.count_nonzero(scores[:row] >= x) + np.count_nonzero(scores[row:] > x)
+                for row, x in pairs
+            ]
+        )
     ascending = np.sort(scores)
     not_better = np.searchsorted(ascending, scores_of_relevant, "right")
     before = len(scores) - not_better
-    for i in np.flatnonzero(not_better - np.searchsorted(ascending, scores_of_relevant, "left") > 1):
+    for i in np.flatnonzero(
+        not_better - np.searchsorted(ascending, scores_of_relevant, "left") > 1
+    ):
         before[i] += np.count_nonzero(scores[: relevant[i]] == scores_of_relevant[i])
     return before
 
@@ -400,8 +478,9 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
 
     Args:
         embeddings: (N, d), one row per image of `dataset`, in its order.
-        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else all-to-all. A
-            `protocol` has the default metrics, and lists or levels. Of given `pairs`, `evaluate_pairs` is measured too.
+        dataset: With query and gallery roles (In-Shop) queries are searched in the gallery, else
+            all-to-all. A `protocol` has the default metrics, and lists or levels. Of given `pairs`,
+            `evaluate_pairs` is measured too.
         **options: Further arguments of `evaluate_retrieval`.
 
     Raises:
@@ -422,13 +501,17 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
     if pairs is not None:
         measures = measures_of_pairs(embeddings, pairs, options.get("distance", "euclidean"))
         if not measures:
-            warnings.warn(f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured", stacklevel=2)
+            warnings.warn(
+                f"{dataset.name}: {len(pairs.rows)} given pairs are too few to be measured",
+                stacklevel=2,
+            )
         result |= measures
     return result
 
 
 def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
-    """Assign the images of every class at random to disjoint parts of nearly equal size, each with every class.
+    """Assign the images of every class at random to disjoint parts of nearly equal size, each with
+    every class.
 
     Args:
         labels: (N,) integer class ids.
@@ -436,11 +519,12 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
         seed: Of the assignment.
 
     Returns:
-        (N,) int64, the part of each image, 0 .. parts - 1. Neither the parts nor their shares of a class differ by
-        more than one image.
+        (N,) int64, the part of each image, 0 .. parts - 1. Neither the parts nor their shares of a
+        class differ by more than one image.
 
     Raises:
-        UserError: Labels that are not integers; fewer than 2 parts; classes with fewer images than parts.
+        UserError: Labels that are not integers; fewer than 2 parts; classes with fewer images than
+            parts.
 
     Example:
         >>> np.bincount(split_into_parts([7] * 5 + [8] * 7, parts=3)).tolist()
@@ -451,7 +535,10 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
     smallest = np.unique(labels, return_counts=True)[1].min(initial=len(labels))
     if smallest < parts:
         advice = "take fewer parts, or bootstrap with confidence_intervals"
-        raise UserError(f"{parts} parts need {parts} images of every class; the smallest has {smallest}: {advice}")
+        raise UserError(
+            f"{parts} parts need {parts} images of every class; the smallest has {smallest}: "
+            f"{advice}"
+        )
     order = np.random.default_rng(seed).permutation(len(labels))
     result = np.empty(len(labels), np.int64)
     # From class to class without starting over, which keeps the parts equally large.
@@ -460,17 +547,26 @@ def split_into_parts(labels: Any, parts: int = 10, seed: int = 0) -> np.ndarray:
 
 
 def part_protocol(
-    embeddings: Any, labels: Any, *, parts: int = 10, level: float = 0.95, seed: int = 0, **options: Any
+    embeddings: Any,
+    labels: Any,
+    *,
+    parts: int = 10,
+    level: float = 0.95,
+    seed: int = 0,
+    **options: Any,
 ) -> dict[str, Interval]:
-    """Measure disjoint parts of a test set, each by itself, and return their means with Student's intervals.
+    """Measure disjoint parts of a test set, each by itself, and return their means with Student's
+    intervals.
 
-    The protocol of table 2 of Chu et al., 2020 (JRD), for CUB and CARS with ten parts. A query is searched in its own
-    part, where its class has a tenth of its images, so the values are far below those on the whole set. The paper
-    states neither how images are assigned nor the formula of its intervals.
+    The protocol of table 2 of Chu et al., 2020 (JRD), for CUB and CARS with ten parts. A query is
+    searched in its own part, where its class has a tenth of its images, so the values are far below
+    those on the whole set. The paper states neither how images are assigned nor the formula of its
+    intervals.
 
     Args:
         embeddings: (N, d).
-        labels: (N,) integer class ids; a class has something to find in every part from 2 x `parts` images on.
+        labels: (N,) integer class ids; a class has something to find in every part from 2 x `parts`
+            images on.
         parts: How many parts.
         level: Coverage aimed at, between 0 and 1.
         seed: Of the split.
@@ -481,13 +577,17 @@ def part_protocol(
 
     Example:
         >>> labels = np.repeat([0, 1], 20)
-        >>> part_protocol(labels[:, None] + 0.01 * np.arange(40)[:, None], labels, parts=4, ks=[1])["recall@1"].mean
+        >>> part_protocol(labels[:, None] + 0.01 * np.arange(40)[:, None], labels, parts=4,
+        ...     ks=[1])["recall@1"].mean
         1.0
     """
     embeddings = exact.check_embeddings(embeddings)
     labels = check_labels(labels, len(embeddings))
     part = split_into_parts(labels, parts, seed)
-    results = [evaluate_retrieval(embeddings[part == i], labels[part == i], **options) for i in range(parts)]
+    results = [
+        evaluate_retrieval(embeddings[part == i], labels[part == i], **options)
+        for i in range(parts)
+    ]
     names = [name for name, value in results[0].items() if isinstance(value, float)]
     return {name: student_interval([result[name] for result in results], level) for name in names}
 
@@ -499,13 +599,15 @@ class RetrievalResults:
     Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
 
     Attributes:
-        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id` (names), `rank` from 1,
-            `distance`; where something defines which are right, `relevant` and `num_relevant`, how many the gallery has
-            for the query; and further columns, such as `query_class` and `class`, the names. A query without neighbors
-            has one row without `id`.
+        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id`
+            (names), `rank` from 1, `distance`; where something defines which are right, `relevant`
+            and `num_relevant`, how many the gallery has for the query; and further columns, such as
+            `query_class` and `class`, the names. A query without neighbors has one row without
+            `id`.
 
     Example:
-        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8], k=1)
+        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
+        ...     k=1)
         >>> results.table["id"].to_pylist()
         ['1', '0', '3', '2']
         >>> results.column("relevant").tolist()
@@ -526,19 +628,29 @@ class RetrievalResults:
 
         Args:
             query_ids: (N,) what the queries are called.
-            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer than k.
+            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer
+                than k.
             distances: (N, k).
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
         """
         import pyarrow as pa
 
-        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(np.shape(ids))
+        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(
+            np.shape(ids)
+        )
         mask[:, :1] = True
         query, place = np.nonzero(mask)
-        table = {"query": pa.array(np.array(query_ids, object)[query], pa.string()), "rank": place + 1}
+        table = {
+            "query": pa.array(np.array(query_ids, object)[query], pa.string()),
+            "rank": place + 1,
+        }
         table |= {"id": pa.array(ids[mask], pa.string()), "distance": distances[mask]}
         further = {name: np.asarray(values) for name, values in (columns or {}).items()}
-        return cls(pa.table(table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}))
+        return cls(
+            pa.table(
+                table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}
+            )
+        )
 
     @classmethod
     def search(
@@ -560,8 +672,8 @@ class RetrievalResults:
 
         Args:
             embeddings: As `evaluate_retrieval`.
-            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance nothing defines which
-                neighbors are right.
+            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance
+                nothing defines which neighbors are right.
             gallery: As `evaluate_retrieval`.
             gallery_labels: As `labels`.
             k: How many neighbors; all there are, where there are fewer.
@@ -576,20 +688,32 @@ class RetrievalResults:
             UserError: As `evaluate_retrieval`, or ids of another number.
         """
         if labels is not None and np.asarray(labels).dtype.kind in "UO":
-            sides = [ids_or_names(side, np.size(side)) for side in (labels, gallery_labels) if side is not None]
+            sides = [
+                ids_or_names(side, np.size(side))
+                for side in (labels, gallery_labels)
+                if side is not None
+            ]
             names, codes = np.unique(joined_labels(*sides), return_inverse=True)
-            labels, gallery_labels = codes[: len(labels)], codes[len(labels) :] if len(sides) > 1 else None
+            labels, gallery_labels = (
+                codes[: len(labels)],
+                codes[len(labels) :] if len(sides) > 1 else None,
+            )
             class_names = dict(enumerate(map(str, names)))
         has_truth = relevance is not None or labels is not None
         relevance = relevance if has_truth else Relevance.lists([[]] * len(embeddings))
         task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
         queries = _names_of(query_ids, len(task.queries), "query_ids")
-        names = queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
+        names = (
+            queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
+        )
         _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
         rows = np.concatenate(near)
         columns: dict[str, Any] = {}
         if has_truth:
-            columns |= {"relevant": task.relevance.of(slice(None), rows) > 0, "num_relevant": task.matches}
+            columns |= {
+                "relevant": task.relevance.of(slice(None), rows) > 0,
+                "num_relevant": task.matches,
+            }
         if task.labels is not None:
             columns["query_class"] = class_of_each(task.labels, class_names or {})
         targets = labels if gallery is None else gallery_labels
@@ -602,7 +726,8 @@ class RetrievalResults:
     def of_dataset(
         cls, embeddings: Any, dataset: ImageDataset, *, k: int = 10, distance: str = "euclidean"
     ) -> RetrievalResults:
-        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their names.
+        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their
+        names.
 
         Args:
             embeddings: (N, d), one row per image of `dataset`, in its order.
@@ -626,7 +751,8 @@ class RetrievalResults:
         return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
 
     def within(self, max_distance: float) -> RetrievalResults:
-        """Return the neighbors that are at most so far; a query that has none has one row, without `id`."""
+        """Return the neighbors that are at most so far; a query that has none has one row, without
+        `id`."""
         import pyarrow as pa
         import pyarrow.compute as pc
 

@@ -1,4 +1,5 @@
-"""Verification: do two images show the same class? Distances of all pairs, error rates, and their uncertainty."""
+"""Verification: do two images show the same class? Distances of all pairs, error rates, and their
+uncertainty."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 FARS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 # Rows and columns of the distance matrix that are counted at once.
 _TILE = 1024
-# How many bins distances are counted in, a power of two: so many that what happens within one does not matter.
+# How many bins distances are counted in, a power of two: so many that what happens within one does
+# not matter.
 _BINS = 2**20
 # Below the largest distance by this many powers of two there is one bin; twice as many for squares.
 _OCTAVES = 32
@@ -55,9 +57,11 @@ class PairHistogram:
     mean_negative: float
 
     def rebinned(self, bins: int) -> PairHistogram:
-        """Return the same pairs in at most `bins` bins, from the least distance that occurs to the largest.
+        """Return the same pairs in at most `bins` bins, from the least distance that occurs to the
+        largest.
 
-        They are as wide as one another as far as the present edges allow, at which they begin and end.
+        They are as wide as one another as far as the present edges allow, at which they begin and
+        end.
 
         Example:
             >>> histogram = AllPairs([[0.0], [1.0], [5.0]], [0, 0, 1]).histogram.rebinned(2)
@@ -68,14 +72,17 @@ class PairHistogram:
         first, stop = int(places[0]), int(places[-1]) + 1
         new_edges = np.linspace(self.edges[first], self.edges[stop], bins, endpoint=False)
         starts = np.unique(np.searchsorted(self.edges, new_edges, side="right") - 1)
-        positive, negative = (np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative))
+        positive, negative = (
+            np.add.reduceat(counts[:stop], starts) for counts in (self.positive, self.negative)
+        )
         return dataclasses.replace(
             self, edges=self.edges[np.append(starts, stop)], positive=positive, negative=negative
         )
 
 
 def probability_nearer(positive: Any, negative: Any) -> float:
-    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same ascending bins.
+    """P(d+ < d-) + P(d+ = d-) / 2, the area under the ROC curve, of histograms over the same
+    ascending bins.
 
     Pairs in one bin count as ties: with fine bins the error is at most half of sum_k p_k q_k.
 
@@ -112,16 +119,18 @@ class OperatingPoint:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """How well a threshold on the distance separates pairs of one class from pairs of different classes.
+    """How well a threshold on the distance separates pairs of one class from pairs of different
+    classes.
 
     Attributes:
         distance: The distance.
         num_same: The number of pairs of one class.
         num_different: The number of pairs of different classes.
         num_classes: The number of classes.
-        auc: The area under the ROC curve. Distances within 3e-5 of one another may count as equal, and those below a
-            billionth of the largest.
-        eer: Equal error rate, where FAR and FNMR are equal, by linear interpolation of the ROC curve.
+        auc: The area under the ROC curve. Distances within 3e-5 of one another may count as equal,
+            and those below a billionth of the largest.
+        eer: Equal error rate, where FAR and FNMR are equal, by linear interpolation of the ROC
+            curve.
         eer_threshold: The distance there.
         points: The operating points by the false accept rate that was asked for.
         roc: Three arrays `far`, `tar` and `threshold` for drawing, at most 2,000 points.
@@ -141,10 +150,20 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the measures without the curves, for JSON."""
-        measures = {name: getattr(self, name) for name in ("auc", "eer", "eer_threshold", "num_same", "num_different")}
+        measures = {
+            name: getattr(self, name)
+            for name in ("auc", "eer", "eer_threshold", "num_same", "num_different")
+        }
         tar = {f"tar@far={far:g}": point.tar.mean for far, point in self.points.items()}
-        thresholds = {f"threshold@far={far:g}": point.threshold for far, point in self.points.items()}
-        return measures | {"num_classes": self.num_classes, "distance": self.distance} | tar | thresholds
+        thresholds = {
+            f"threshold@far={far:g}": point.threshold for far, point in self.points.items()
+        }
+        return (
+            measures
+            | {"num_classes": self.num_classes, "distance": self.distance}
+            | tar
+            | thresholds
+        )
 
 
 def verification(
@@ -158,38 +177,44 @@ def verification(
 ) -> Verification:
     """Measures verification over all pairs of images.
 
-    A pair is accepted where its distance is at most a threshold. FAR is the share of the pairs of different classes
-    that is accepted, TAR the share of the pairs of one class. TAR@FAR is the largest TAR of any threshold whose FAR is
-    at most the one asked for, and FNMR@FMR is 1 - TAR@FAR.
+    A pair is accepted where its distance is at most a threshold. FAR is the share of the pairs of
+    different classes that is accepted, TAR the share of the pairs of one class. TAR@FAR is the
+    largest TAR of any threshold whose FAR is at most the one asked for, and FNMR@FMR is 1 -
+    TAR@FAR.
 
-    All pairs are counted in 2**20 bins. A second pass over the bin of each threshold makes the threshold exact. The
-    memory does not grow with the number of pairs: 60,000 images of 128 dimensions take 150 MB next to the embeddings.
-    Distances are computed in float64 and rounded to float32, as those of a search; exact copies are at distance 0.
+    All pairs are counted in 2**20 bins. A second pass over the bin of each threshold makes the
+    threshold exact. The memory does not grow with the number of pairs: 60,000 images of 128
+    dimensions take 150 MB next to the embeddings. Distances are computed in float64 and rounded to
+    float32, as those of a search; exact copies are at distance 0.
 
-    Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust variance: Aronow,
-    Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic data"), on the scale of log odds, with
-    Student's t. The estimate of few classes may be too low, even negative. The variance of FAR is therefore never
-    below that of independent pairs of classes. Where the estimate for the precision is not positive, pairs of classes
-    are taken as independent.
+    Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust
+    variance: Aronow, Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic
+    data"), on the scale of log odds, with Student's t. The estimate of few classes may be too low,
+    even negative. The variance of FAR is therefore never below that of independent pairs of
+    classes. Where the estimate for the precision is not positive, pairs of classes are taken as
+    independent.
 
     Args:
         embeddings: (N, d).
         labels: (N,) integer class ids.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        fars: The false accept rates; by default those of `FARS` that the number of pairs can resolve.
+        fars: The false accept rates; by default those of `FARS` that the number of pairs can
+            resolve.
         level: The coverage of the intervals.
-        views: (N,) bool, the view of each embedding, such as whether it is of a text: pairs of different views count
-            alone; None: all pairs.
+        views: (N,) bool, the view of each embedding, such as whether it is of a text: pairs of
+            different views count alone; None: all pairs.
 
     Returns:
         A `Verification`.
 
     Raises:
-        UserError: Embeddings that are empty or not finite, labels that do not match them, an unknown distance, no pair
-            of one class or of different classes, or a rate outside 0 to 1.
+        UserError: Embeddings that are empty or not finite, labels that do not match them, an
+            unknown distance, no pair of one class or of different classes, or a rate outside 0 to
+            1.
 
     Example:
-        >>> result = tfdml.evaluation.verification([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8], distance="euclidean")
+        >>> result = tfdml.evaluation.verification([[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8],
+        ...     distance="euclidean")
         >>> result.auc, result.eer, result.num_same, result.num_different
         (1.0, 0.0, 2, 4)
     """
@@ -225,7 +250,12 @@ def verification(
 
 
 def accepted_rates(
-    embeddings: Any, labels: Any, threshold: float, *, distance: str = "euclidean", level: float = 0.95
+    embeddings: Any,
+    labels: Any,
+    threshold: float,
+    *,
+    distance: str = "euclidean",
+    level: float = 0.95,
 ) -> OperatingPoint:
     """Measure the rates at a given threshold, such as that of a `Calibration` on other classes.
 
@@ -250,37 +280,48 @@ def accepted_rates(
     """
     check_share(level=level)
     pairs = AllPairs(embeddings, labels, distance)
-    return pairs.operating_points([number("threshold", threshold) / pairs.scale], level, new_classes=False)[0]
+    return pairs.operating_points(
+        [number("threshold", threshold) / pairs.scale], level, new_classes=False
+    )[0]
 
 
 def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
-    """Measures verification over given pairs: accuracy by folds as for Labeled Faces in the Wild, AUC and EER.
+    """Measures verification over given pairs: accuracy by folds as for Labeled Faces in the Wild,
+    AUC and EER.
 
-    For each fold, the threshold with the best accuracy on the other folds is applied to it (Huang et al., 2007,
-    "Labeled Faces in the Wild", section 4).
+    For each fold, the threshold with the best accuracy on the other folds is applied to it (Huang
+    et al., 2007, "Labeled Faces in the Wild", section 4).
 
     Args:
         distances: (P,) distance of each pair.
         same: (P,) booleans, whether the pair is of one class.
-        folds: The number of folds, consecutive parts of the pairs; or (P,) integers, the fold of each pair.
+        folds: The number of folds, consecutive parts of the pairs; or (P,) integers, the fold of
+            each pair.
 
     Returns:
-        `accuracy` (the mean over folds), `accuracy_std` (its standard error), `threshold` (the mean over folds), `auc`
-        and `eer`.
+        `accuracy` (the mean over folds), `accuracy_std` (its standard error), `threshold` (the mean
+        over folds), `auc` and `eer`.
 
     Raises:
-        UserError: Not one value per pair, not finite, only one kind of pair, or fewer than two folds.
+        UserError: Not one value per pair, not finite, only one kind of pair, or fewer than two
+            folds.
 
     Example:
-        >>> measures = tfdml.evaluation.verify_pairs([0.1, 0.9, 0.2, 0.8], [True, False, True, False], folds=2)
+        >>> measures = tfdml.evaluation.verify_pairs([0.1, 0.9, 0.2, 0.8], [True, False, True,
+        ...     False], folds=2)
         >>> measures["accuracy"], measures["auc"], measures["eer"]
         (1.0, 1.0, 0.0)
     """
     distances, same = np.asarray(distances, np.float64), np.asarray(same)
     if distances.ndim != 1 or same.shape != distances.shape or same.dtype.kind not in "biu":
-        raise UserError(f"give one distance and one boolean a pair; got shapes {distances.shape} and {same.shape}")
+        raise UserError(
+            f"give one distance and one boolean a pair; got shapes {distances.shape} and "
+            f"{same.shape}"
+        )
     if not np.isfinite(distances).all():
-        raise UserError(f"{np.count_nonzero(~np.isfinite(distances))} of the distances are not finite")
+        raise UserError(
+            f"{np.count_nonzero(~np.isfinite(distances))} of the distances are not finite"
+        )
     same = same.astype(bool)
     if same.all() or not same.any():
         raise UserError("the pairs must hold some of one class and some of different classes")
@@ -289,7 +330,10 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     folds = np.asarray(folds)
     names = np.unique(folds)
     if folds.shape != distances.shape or len(names) < 2:
-        raise UserError(f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} pairs")
+        raise UserError(
+            f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} "
+            "pairs"
+        )
     by_fold = []
     for inside in (folds == name for name in names):
         threshold = Curve.of(distances[~inside], same[~inside]).most_accurate()
@@ -304,7 +348,9 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
     }
 
 
-def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
+def evaluate_pairs(
+    embeddings: Any, pairs: PairList, distance: str = "euclidean"
+) -> dict[str, float]:
     """Measure embeddings on given pairs or triplets.
 
     Args:
@@ -313,25 +359,33 @@ def evaluate_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean"
         distance: `"euclidean"`, `"sqeuclidean"`, `"cosine"` or `"dot"`.
 
     Returns:
-        Of similar and dissimilar pairs `accuracy`, `auc` and `eer`, as `verify_pairs`; of triplets `triplet_accuracy`,
-        the share whose positive is nearer than the negative. Nothing that the pairs do not suffice for.
+        Of similar and dissimilar pairs `accuracy`, `auc` and `eer`, as `verify_pairs`; of triplets
+        `triplet_accuracy`, the share whose positive is nearer than the negative. Nothing that the
+        pairs do not suffice for.
 
     Raises:
-        UserError: `distance` is unknown, a pair names no row of the embeddings, or the pairs suffice for nothing.
+        UserError: `distance` is unknown, a pair names no row of the embeddings, or the pairs
+            suffice for nothing.
 
     Example:
         >>> pairs = tfdml.data.PairList(np.array([[0, 1], [0, 2], [1, 2]]), np.array([1, 0, 0]))
-        >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]), pairs)["auc"]
+        >>> tfdml.evaluation.evaluate_pairs(np.array([[0.0, 1.0], [0.1, 1.0], [1.0, 0.0]]),
+        ...     pairs)["auc"]
         1.0
     """
     measures = measures_of_pairs(embeddings, pairs, distance)
     if not measures:
-        few = f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to measure"
+        few = (
+            f"{len(pairs.rows)} pairs, of which {len(pairs.similar())} are similar, are too few to "
+            "measure"
+        )
         raise UserError(f"{few}: give at least 3, similar and dissimilar ones")
     return measures
 
 
-def measures_of_pairs(embeddings: Any, pairs: PairList, distance: str = "euclidean") -> dict[str, float]:
+def measures_of_pairs(
+    embeddings: Any, pairs: PairList, distance: str = "euclidean"
+) -> dict[str, float]:
     """As `evaluate_pairs`, but nothing where the pairs suffice for nothing."""
     check_choice("distance", distance, DISTANCES)
     vectors = check_embeddings(embeddings)
@@ -369,33 +423,53 @@ class AllPairs:
         views: As `verification`.
 
     Raises:
-        UserError: Embeddings that are empty or not finite, labels or views that do not go with them, an unknown
-            distance, or not both pairs of one class and pairs of different classes.
+        UserError: Embeddings that are empty or not finite, labels or views that do not go with
+            them, an unknown distance, or not both pairs of one class and pairs of different
+            classes.
     """
 
-    def __init__(self, embeddings: Any, labels: Any, distance: str = "euclidean", views: Any = None):
+    def __init__(
+        self, embeddings: Any, labels: Any, distance: str = "euclidean", views: Any = None
+    ):
         check_choice("distance", distance, DISTANCES)
         embeddings = check_embeddings(embeddings)
         labels = check_labels(labels, len(embeddings))
         # Sorted by class, the pairs of one class lie in few tiles.
         order = np.argsort(labels, kind="stable")
-        _, self.classes, self.sizes = np.unique(labels[order], return_inverse=True, return_counts=True)
-        self._views = None if views is None else check_labels(views, len(labels), "views")[order] > 0
+        _, self.classes, self.sizes = np.unique(
+            labels[order], return_inverse=True, return_counts=True
+        )
+        self._views = (
+            None if views is None else check_labels(views, len(labels), "views")[order] > 0
+        )
         self.counts = PairCounts.of(self.classes, self.sizes, self._views)
         if not (self.counts.same.any() and self.counts.others.any()):
             missing = "of different classes" if self.counts.same.any() else "of one class"
-            raise UserError(f"there is no pair of images {missing}: {len(labels)} images of {len(self.sizes)} classes")
+            raise UserError(
+                f"there is no pair of images {missing}: {len(labels)} images of {len(self.sizes)} "
+                "classes"
+            )
         self._points, self.distance = embeddings[order], distance
         self._frame = frame_of(self._points, self._points, distance)
         blocks = (self._frame.place(self._points[rows]) for rows in row_blocks(len(order), _TILE))
         largest = max(float(_squares(block).max()) for block in blocks) or 1.0
-        self.scale = {"euclidean": self._frame.unit, "cosine": 1.0}.get(distance, self._frame.unit**2)
-        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is beyond `largest`.
-        largest = {"euclidean": 2 * largest**0.5, "sqeuclidean": 4 * largest, "cosine": 2.0, "dot": largest}[distance]
+        self.scale = {"euclidean": self._frame.unit, "cosine": 1.0}.get(
+            distance, self._frame.unit**2
+        )
+        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is
+        # beyond `largest`.
+        largest = {
+            "euclidean": 2 * largest**0.5,
+            "sqeuclidean": 4 * largest,
+            "cosine": 2.0,
+            "dot": largest,
+        }[distance]
         self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
         octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
         self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
-        self._first_bits = int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
+        self._first_bits = (
+            int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
+        )
 
     def _placed(self, rows: slice) -> np.ndarray:
         return self._frame.place(self._points[rows].astype(np.float64))
@@ -412,11 +486,16 @@ class AllPairs:
         places = (np.abs(distances).view(np.int32) - self._first_bits) >> self._shift_of_bits
         places = np.clip(places, 0, self._magnitudes - 1)
         if self.distance == "dot":
-            places = np.where(distances < 0, self._magnitudes - 1 - places, self._magnitudes + places)
+            places = np.where(
+                distances < 0, self._magnitudes - 1 - places, self._magnitudes + places
+            )
         return places
 
-    def tiles(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
-        """Yield rows, columns, their distances (float32), and which of these count, so that each pair counts once.
+    def tiles(
+        self, start: int = 0, stop: int | None = None
+    ) -> Iterator[tuple[slice, slice, np.ndarray, Any]]:
+        """Yield rows, columns, their distances (float32), and which of these count, so that each
+        pair counts once.
 
         Args:
             start: The first row.
@@ -429,7 +508,9 @@ class AllPairs:
             for j in range(i, len(self._points), _TILE):
                 columns = slice(j, min(j + _TILE, len(self._points)))
                 distances = self._tile(rows, columns)
-                counted: Any = above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                counted: Any = (
+                    above_diagonal[: distances.shape[0], : distances.shape[1]] if i == j else ...
+                )
                 if self._views is not None:
                     across = self._views[rows, None] != self._views[columns]
                     counted = across if counted is ... else across & counted
@@ -457,9 +538,9 @@ class AllPairs:
     def histogram(self) -> PairHistogram:
         """The counts of all pairs, each unordered pair once.
 
-        The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do not put all others
-        into one bin. Only below a billionth of the largest distance there is one bin. The memory does not grow with the
-        number of pairs.
+        The 2**20 bins have widths in proportion to the distance, 3e-5 of it, so that far images do
+        not put all others into one bin. Only below a billionth of the largest distance there is one
+        bin. The memory does not grow with the number of pairs.
         """
         everything, positive = np.zeros((2, _BINS), np.int64)
         sum_of_all = sum_of_positive = 0.0
@@ -475,10 +556,13 @@ class AllPairs:
         negative = everything - positive
         mean_positive = self.scale * sum_of_positive / int(positive.sum())
         mean_negative = self.scale * (sum_of_all - sum_of_positive) / int(negative.sum())
-        return PairHistogram(self.scale * self.edges, positive, negative, mean_positive, mean_negative)
+        return PairHistogram(
+            self.scale * self.edges, positive, negative, mean_positive, mean_negative
+        )
 
     def curve(self, bins: Sequence[int] | np.ndarray = ()) -> Curve:
-        """Return the pairs accepted by distance, before `scale`: exact within some bins, at the ends of the others."""
+        """Return the pairs accepted by distance, before `scale`: exact within some bins, at the
+        ends of the others."""
         inside = np.zeros(_BINS, bool)
         inside[np.asarray(bins, int)] = True
         values, alike = [np.zeros(0)], [np.zeros(0, bool)]
@@ -495,22 +579,33 @@ class AllPairs:
         same = np.concatenate([np.diff(exact.same, prepend=0), counts.positive[others]])
         different = np.concatenate([np.diff(exact.different, prepend=0), counts.negative[others]])
         ends = np.concatenate([exact.ends, self.edges[1:][others]])
-        return Curve(starts[order], ends[order], np.cumsum(same[order]), np.cumsum(different[order]))
+        return Curve(
+            starts[order], ends[order], np.cumsum(same[order]), np.cumsum(different[order])
+        )
 
     def below(self, distance: float) -> float:
-        """Return the largest threshold, before `scale`, that refuses a distance: a float32 number after `scale`."""
-        return float(np.nextafter(np.float32(distance * self.scale), np.float32(-np.inf))) / self.scale
+        """Return the largest threshold, before `scale`, that refuses a distance: a float32 number
+        after `scale`."""
+        return (
+            float(np.nextafter(np.float32(distance * self.scale), np.float32(-np.inf))) / self.scale
+        )
 
-    def thresholds(self, fars: Sequence[float], further: Sequence[int] = ()) -> tuple[list[float], Curve]:
-        """Return the largest threshold of each rate, and the curve that is exact there and in the bins `further`."""
+    def thresholds(
+        self, fars: Sequence[float], further: Sequence[int] = ()
+    ) -> tuple[list[float], Curve]:
+        """Return the largest threshold of each rate, and the curve that is exact there and in the
+        bins `further`."""
         accepted = np.cumsum(self.histogram.negative)
         ranks = [int(np.floor(far * accepted[-1])) for far in fars]
         curve = self.curve([*np.searchsorted(accepted, ranks, side="right"), *further])
         places = np.searchsorted(curve.different, ranks, side="right")
         return [self.below(curve.starts[place]) for place in places], curve
 
-    def operating_points(self, thresholds: Sequence[float], level: float, new_classes: bool) -> list[OperatingPoint]:
-        """Return the rates at each threshold (before `scale`), with intervals over classes or for as many new ones."""
+    def operating_points(
+        self, thresholds: Sequence[float], level: float, new_classes: bool
+    ) -> list[OperatingPoint]:
+        """Return the rates at each threshold (before `scale`), with intervals over classes or for
+        as many new ones."""
         order = np.argsort(thresholds)
         counts = self._accepted_by_class(np.asarray(thresholds, np.float64)[order])
         points = []
@@ -520,22 +615,33 @@ class AllPairs:
         return points
 
     def _accepted_by_class(self, thresholds: np.ndarray) -> tuple[np.ndarray, ...]:
-        """How many pairs are accepted: (C, T) of one class; (C, T) of a class with others; (T,) sums over pairs of
-        classes of the square of the count, and of the count times the number of pairs."""
+        """How many pairs are accepted: (C, T) of one class; (C, T) of a class with others; (T,)
+        sums over pairs of classes of the square of the count, and of the count times the number of
+        pairs."""
         num, kinds = len(self.sizes), len(thresholds)
-        same, rows_of, squares, products = (np.zeros((num, kinds)), np.zeros((num, kinds)), *np.zeros((2, kinds)))
+        same, rows_of, squares, products = (
+            np.zeros((num, kinds)),
+            np.zeros((num, kinds)),
+            *np.zeros((2, kinds)),
+        )
         starts = np.append(0, np.cumsum(self.sizes))
         first = 0
         while first < num:
             # Whole classes: the tile's rows, and no more counts than fit.
-            last = max(first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1)
+            last = max(
+                first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1
+            )
             last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
             counts = np.zeros((last - first) * num * kinds)
-            for rows, columns, distances, counted in self.tiles(int(starts[first]), int(starts[last])):
+            for rows, columns, distances, counted in self.tiles(
+                int(starts[first]), int(starts[last])
+            ):
                 accepted = distances <= (thresholds[-1] if kinds else -np.inf)
                 row, column = np.nonzero(accepted if counted is ... else accepted & counted)
                 cell = (self.classes[rows][row] - first) * num + self.classes[columns][column]
-                np.add.at(counts, cell * kinds + np.searchsorted(thresholds, distances[row, column]), 1)
+                np.add.at(
+                    counts, cell * kinds + np.searchsorted(thresholds, distances[row, column]), 1
+                )
             strip = counts.reshape(last - first, num, kinds).cumsum(axis=-1)
             for i, of_class in enumerate(strip):
                 same[first + i] = of_class[first + i]
@@ -554,7 +660,8 @@ class PairCounts:
 
     Args:
         first: (C,) the number of images of each class in one view.
-        second: (C,) that in the other. Of one view half of `first`, as each of its pairs is met from either side.
+        second: (C,) that in the other. Of one view half of `first`, as each of its pairs is met
+            from either side.
         same: (C,) the number of pairs of each class.
     """
 
@@ -578,7 +685,8 @@ class PairCounts:
         return a * (b.sum() - b) + b * (a.sum() - a)
 
     def between(self, rows: slice) -> np.ndarray:
-        """Return the number of pairs of each of some classes and each class; twice that for a class and itself."""
+        """Return the number of pairs of each of some classes and each class; twice that for a class
+        and itself."""
         return self.first[rows, None] * self.second + self.second[rows, None] * self.first
 
     def squared(self) -> float:
@@ -619,7 +727,8 @@ class Curve:
         return float(far[k - 1] + share * (far[k] - far[k - 1])), float(self.ends[k - 1])
 
     def most_accurate(self) -> float:
-        """Return the threshold with the best accuracy, between two distances; the lowest of several."""
+        """Return the threshold with the best accuracy, between two distances; the lowest of
+        several."""
         right = np.append(0, self.same) - np.append(0, self.different)
         k = int(np.argmax(right))
         if k in (0, len(self.ends)):
@@ -627,8 +736,11 @@ class Curve:
         return float((self.ends[k - 1] + self.ends[k]) / 2)
 
 
-def _rates(counts: PairCounts, accepted: Sequence, level: float, new_classes: bool) -> tuple[Interval, ...]:
-    """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one threshold."""
+def _rates(
+    counts: PairCounts, accepted: Sequence, level: float, new_classes: bool
+) -> tuple[Interval, ...]:
+    """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one
+    threshold."""
     same, others, squares, products = accepted
     num, pairs_same, pairs_others = len(counts.same), counts.same, counts.others
     num_same, num_different = pairs_same.sum(), pairs_others.sum() / 2
@@ -640,7 +752,9 @@ def _rates(counts: PairCounts, accepted: Sequence, level: float, new_classes: bo
 
     tar = hits / num_same
     with_pairs = int(np.count_nonzero(pairs_same))
-    of_tar = interval(tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs)
+    of_tar = interval(
+        tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs
+    )
     far = false / num_different
     shared = float(np.square((others - far * pairs_others) / num_different).sum())
     alone = float(squares - 2 * far * products + far**2 * counts.squared()) / num_different**2
@@ -658,9 +772,12 @@ def _rates(counts: PairCounts, accepted: Sequence, level: float, new_classes: bo
 
 
 def _spread(weights: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something is counted."""
+    """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something
+    is counted."""
     places = np.flatnonzero(np.diff(weights, prepend=0))
-    ranks = np.concatenate([np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)])
+    ranks = np.concatenate(
+        [np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)]
+    )
     return np.unique(places[np.searchsorted(weights[places], np.minimum(ranks, weights[-1]))])
 
 

@@ -1,4 +1,5 @@
-"""Measures across two views: texts search images and images texts; classes by texts of their names."""
+"""Measures across two views: texts search images and images texts; classes by texts of their
+names."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class ViewItems:
 
     @classmethod
     def of(cls, dataset: ImageDataset) -> ViewItems:
-        """Return those of a data set, whose images go by name; without texts, the text is the name of the class.
+        """Return those of a data set, whose images go by name; without texts, the text is the name
+        of the class.
 
         Example:
             >>> test = tfdml.data.load("glyphs", split="test", texts=True, images_per_class=2)
@@ -62,7 +64,8 @@ class ViewItems:
         return cls(rows[0], list(texts[rows[1]]), *labels)
 
     def connected(self) -> list[np.ndarray]:
-        """Return one label for each image and text, which two have in common where labels connect them."""
+        """Return one label for each image and text, which two have in common where labels connect
+        them."""
         sizes = [len(self.rows), len(self.texts)]
         return connected_labels(*_label_sets([self.image_labels, self.text_labels], _NAMES, sizes))
 
@@ -79,10 +82,12 @@ def evaluate_views(
     intervals: str | None = "classes",
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Measures retrieval across two views: each text searches the images, and each image searches the texts.
+    """Measures retrieval across two views: each text searches the images, and each image searches
+    the texts.
 
-    An image and a text are right for each other where they have a label in common. A query may have several right
-    answers. Every image and every text is given once. A text of images of several classes has several labels.
+    An image and a text are right for each other where they have a label in common. A query may have
+    several right answers. Every image and every text is given once. A text of images of several
+    classes has several labels.
 
     Args:
         images: (N, d) embeddings of the images.
@@ -92,17 +97,18 @@ def evaluate_views(
         ks: The K of Recall@K; by default those of 1, 5 and 10 that images and texts suffice for.
         metrics: As `evaluate_retrieval`.
         distance: As `evaluate_retrieval`.
-        intervals: As `evaluate_retrieval`. Of `"classes"`, images and texts that are connected by labels are one class:
-            where each class has one text, the interval of either direction is over texts.
+        intervals: As `evaluate_retrieval`. Of `"classes"`, images and texts that are connected by
+            labels are one class: where each class has one text, the interval of either direction is
+            over texts.
         **options: As `evaluate_retrieval`.
 
     Returns:
-        `text_to_image` and `image_to_text`, each as `evaluate_retrieval` returns it, with `chance`: each Recall@K of a
-        random order.
+        `text_to_image` and `image_to_text`, each as `evaluate_retrieval` returns it, with `chance`:
+        each Recall@K of a random order.
 
     Raises:
-        UserError: As `evaluate_retrieval`; not one label or sequence for each image and text; every text is right for
-            every image.
+        UserError: As `evaluate_retrieval`; not one label or sequence for each image and text; every
+            text is right for every image.
 
     Example:
         >>> images, texts = np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), np.eye(2)
@@ -110,14 +116,19 @@ def evaluate_views(
         >>> result["text_to_image"]["recall@1"], result["text_to_image"]["chance"]["recall@1"]
         (1.0, 0.5)
     """
-    views = [check_embeddings(images, "image embeddings"), check_embeddings(texts, "text embeddings")]
+    views = [
+        check_embeddings(images, "image embeddings"),
+        check_embeddings(texts, "text embeddings"),
+    ]
     sets = _label_sets([image_labels, text_labels], _NAMES, [len(view) for view in views])
     connected = connected_labels(*sets)
     result = {}
     for name, query, found in (("text_to_image", 1, 0), ("image_to_text", 0, 1)):
         size, relevance = len(views[found]), Relevance.sets(sets[query], sets[found])
         if (relevance.matches == size).all():
-            raise UserError("every text is right for every image: give images and texts of several classes")
+            raise UserError(
+                "every text is right for every image: give images and texts of several classes"
+            )
         fitting = ks_within(VIEW_KS, size) if ks is None else ks
         measures = evaluate_retrieval(
             views[query],
@@ -131,19 +142,29 @@ def evaluate_views(
             **options,
         )
         matches = relevance.matches[relevance.matches > 0]
-        depths = [find_metric(key)[1] for key in metric_names(metrics, fitting) if key.startswith("recall@")]
-        chance = {f"recall@{k}": float(1 - hypergeom.pmf(0, size, matches, k).mean()) for k in depths}
+        depths = [
+            find_metric(key)[1]
+            for key in metric_names(metrics, fitting)
+            if key.startswith("recall@")
+        ]
+        chance = {
+            f"recall@{k}": float(1 - hypergeom.pmf(0, size, matches, k).mean()) for k in depths
+        }
         result[name] = measures | {"chance": chance}
     return result
 
 
-def _label_sets(sides: Sequence[Any], names: Sequence[str], sizes: Sequence[int]) -> list[sparse.csr_array]:
+def _label_sets(
+    sides: Sequence[Any], names: Sequence[str], sizes: Sequence[int]
+) -> list[sparse.csr_array]:
     """Return of each side (N, C) 1 where an item has one of the C labels of all sides."""
     rows, labels = [], []
     for side, name, size in zip(sides, names, sizes, strict=True):
         lists = [np.atleast_1d(np.asarray(label)) for label in side]
         if len(lists) != size or any(len(of_item) == 0 for of_item in lists):
-            raise UserError(f"{name} must be {size} labels, or sequences of at least one; got {len(lists)}")
+            raise UserError(
+                f"{name} must be {size} labels, or sequences of at least one; got {len(lists)}"
+            )
         rows.append(np.repeat(np.arange(size), [len(of_item) for of_item in lists]))
         labels.append(integer_labels(np.concatenate(lists), name))
     values, columns = np.unique(np.concatenate(labels), return_inverse=True)
@@ -168,20 +189,25 @@ def connected_labels(images: sparse.csr_array, texts: sparse.csr_array) -> list[
 
 
 def class_embeddings(
-    embed_texts: Callable[[list[str]], Any], class_names: Sequence[str], templates: Sequence[str] = ("{}",)
+    embed_texts: Callable[[list[str]], Any],
+    class_names: Sequence[str],
+    templates: Sequence[str] = ("{}",),
 ) -> np.ndarray:
-    """Return the vector of each class: the mean of the normalized embeddings of texts with its name, normalized.
+    """Return the vector of each class: the mean of the normalized embeddings of texts with its
+    name, normalized.
 
     Args:
         embed_texts: From a list of texts to their embeddings (T, d).
         class_names: The name of each class.
-        templates: Texts with `{}` in the place of the name, such as `"a photo of a {}"` (Radford et al., 2021, CLIP).
+        templates: Texts with `{}` in the place of the name, such as `"a photo of a {}"` (Radford et
+            al., 2021, CLIP).
 
     Returns:
         (C, d) float32 of length 1.
 
     Raises:
-        UserError: There is no class or no template, a name is empty, or a template has no place for it.
+        UserError: There is no class or no template, a name is empty, or a template has no place for
+            it.
 
     Example:
         >>> def embed_texts(texts):
@@ -192,16 +218,24 @@ def class_embeddings(
     if not len(class_names) or not all(name.strip() for name in class_names):
         raise UserError("zero-shot classification needs the name of each class, none of them empty")
     if not templates or not all("{}" in template for template in templates):
-        raise UserError("a template needs {} in the place of the class's name, such as 'a photo of a {}'")
+        raise UserError(
+            "a template needs {} in the place of the class's name, such as 'a photo of a {}'"
+        )
     texts = [template.replace("{}", name) for name in class_names for template in templates]
     vectors = unit_rows(check_embeddings(embed_texts(texts), "text embeddings"))
     return unit_rows(vectors.reshape(len(class_names), len(templates), -1).mean(axis=1))
 
 
 def evaluate_zero_shot(
-    images: Any, labels: Any, classes: Any, *, ks: Sequence[int] = (1, 5), intervals: str | None = "classes"
+    images: Any,
+    labels: Any,
+    classes: Any,
+    *,
+    ks: Sequence[int] = (1, 5),
+    intervals: str | None = "classes",
 ) -> dict[str, Any]:
-    """Measures classification of images by the nearest text of a class, without training on the classes.
+    """Measures classification of images by the nearest text of a class, without training on the
+    classes.
 
     Args:
         images: (N, d) embeddings of the images.
@@ -211,14 +245,15 @@ def evaluate_zero_shot(
         intervals: As `evaluate_retrieval`.
 
     Returns:
-        `accuracy@K` of each K that there are classes for, `num_images` and `num_classes`, and with intervals
-        `intervals`.
+        `accuracy@K` of each K that there are classes for, `num_images` and `num_classes`, and with
+        intervals `intervals`.
 
     Raises:
         UserError: As `evaluate_retrieval`; a label is no row of `classes`.
 
     Example:
-        >>> evaluate_zero_shot([[1.0, 0.1], [0.2, 1.0]], [0, 1], np.eye(2), intervals=None)["accuracy@1"]
+        >>> evaluate_zero_shot([[1.0, 0.1], [0.2, 1.0]], [0, 1], np.eye(2),
+        ...     intervals=None)["accuracy@1"]
         1.0
     """
     classes, labels = check_embeddings(classes, "class embeddings"), integer_labels(labels)
@@ -226,7 +261,12 @@ def evaluate_zero_shot(
         ends = f"{labels.min()} to {labels.max()}"
         raise UserError(f"labels must be rows of `classes`, 0 to {len(classes) - 1}; got {ends}")
     depths = ks_within(ks, len(classes))
-    options: dict[str, Any] = {"ks": depths, "metrics": ["recall"], "distance": "cosine", "intervals": intervals}
+    options: dict[str, Any] = {
+        "ks": depths,
+        "metrics": ["recall"],
+        "distance": "cosine",
+        "intervals": intervals,
+    }
     result = evaluate_retrieval(images, labels, classes, np.arange(len(classes)), **options)
     renamed = {f"accuracy@{k}": result[f"recall@{k}"] for k in depths}
     if intervals:

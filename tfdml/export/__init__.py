@@ -1,4 +1,5 @@
-"""Exported embedders: SavedModel, LiteRT, ONNX and retrievers, each compared with the embedder first."""
+"""Exported embedders: SavedModel, LiteRT, ONNX and retrievers, each compared with the embedder
+first."""
 
 from tfdml.export.conversion import convert_litert as convert_litert
 from tfdml.export.conversion import convert_onnx as convert_onnx

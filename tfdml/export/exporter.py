@@ -1,4 +1,5 @@
-"""Exports an embedder, or that of a run: each format is written, compared with the embedder, then published.
+"""Exports an embedder, or that of a run: each format is written, compared with the embedder, then
+published.
 
 `TOLERANCES` says by how much a file of a format may differ from the embedder.
 """
@@ -50,8 +51,8 @@ class Tolerance:
 
     Args:
         min_cosine: Smallest cosine between an image's two vectors.
-        max_recall_drop: Largest loss of Recall@1, as a fraction. The loss of a single query is always
-            accepted.
+        max_recall_drop: Largest loss of Recall@1, as a fraction. The loss of a single query is
+            always accepted.
         max_difference: Largest absolute difference of a component.
     """
 
@@ -60,7 +61,8 @@ class Tolerance:
     max_difference: float = 2.0
 
 
-# The same arithmetic in another order: components of unit vectors differ by a few units in the last place, 1e-7 each.
+# The same arithmetic in another order: components of unit vectors differ by a few units in the last
+# place, 1e-7 each.
 _EXACT = Tolerance(min_cosine=1 - 1e-6, max_recall_drop=0.005, max_difference=1e-5)
 TOLERANCES = {
     "saved_model": _EXACT,
@@ -68,14 +70,17 @@ TOLERANCES = {
     "onnx": _EXACT,
     # 11 bits of precision in each weight: MobileNetV2 on Cars-196 came to at least 0.9993.
     "litert_float16": Tolerance(min_cosine=0.995, max_recall_drop=0.005),
-    # 8 bits in each weight, then in each activation too: that network came to at least 0.986 and 0.89, and to 0.998
-    # and 0.985 on average. Neighbors are what counts: a point of Recall@1 at most.
+    # 8 bits in each weight, then in each activation too: that network came to at least 0.986 and
+    # 0.89, and to 0.998 and 0.985 on average. Neighbors are what counts: a point of Recall@1 at
+    # most.
     "litert_dynamic_range": Tolerance(min_cosine=0.95, max_recall_drop=0.01),
     "litert_int8": Tolerance(min_cosine=0.85, max_recall_drop=0.01),
 }
 
 
-def compare_vectors(expected: np.ndarray, vectors: np.ndarray, dataset: ImageDataset) -> dict[str, Any]:
+def compare_vectors(
+    expected: np.ndarray, vectors: np.ndarray, dataset: ImageDataset
+) -> dict[str, Any]:
     """Return how close the vectors of an exported file are to those of the embedder.
 
     Args:
@@ -84,9 +89,10 @@ def compare_vectors(expected: np.ndarray, vectors: np.ndarray, dataset: ImageDat
         dataset: The images, with several of a class, so that Recall@1 means something.
 
     Returns:
-        The number of `images`; `min_cosine` and `mean_cosine` between an image's two vectors; `max_difference` of a
-        component; `max_length_error`, the largest | |f| - 1 |; `recall@1_keras`, `recall@1` and their difference
-        `recall@1_drop`, None where no two images share a class.
+        The number of `images`; `min_cosine` and `mean_cosine` between an image's two vectors;
+        `max_difference` of a component; `max_length_error`, the largest | |f| - 1 |;
+        `recall@1_keras`, `recall@1` and their difference `recall@1_drop`, None where no two images
+        share a class.
 
     Raises:
         UserError: They have another shape.
@@ -94,7 +100,8 @@ def compare_vectors(expected: np.ndarray, vectors: np.ndarray, dataset: ImageDat
     if vectors.shape != expected.shape:
         raise UserError(f"the export gives {vectors.shape}, the embedder {expected.shape}")
     ours, theirs = (
-        array.astype(np.float64)[expected.any(axis=1) | vectors.any(axis=1)] for array in (expected, vectors)
+        array.astype(np.float64)[expected.any(axis=1) | vectors.any(axis=1)]
+        for array in (expected, vectors)
     )
     lengths = np.linalg.norm(theirs, axis=1)
     # A zero vector has cosine 0; the embedder's own vectors have length 1 or 0.
@@ -120,7 +127,8 @@ def _recall_at_1(vectors: np.ndarray, dataset: ImageDataset) -> float | None:
 
 
 def faults_of(measures: Mapping[str, Any], tolerance: Tolerance) -> list[str]:
-    """Return in which measures of `compare_vectors` a file exceeds its tolerance; nothing where it is accepted."""
+    """Return in which measures of `compare_vectors` a file exceeds its tolerance; nothing where it
+    is accepted."""
     # One query, and what the subtraction of fractions may be off by.
     most_lost = tolerance.max_recall_drop + 1 / measures["images"] + 1e-9
     limits = {
@@ -129,9 +137,16 @@ def faults_of(measures: Mapping[str, Any], tolerance: Tolerance) -> list[str]:
         "max_length_error": measures["max_length_error"] <= _UNIT,
         "recall@1_drop": (measures["recall@1_drop"] or 0) <= most_lost,
     }
-    values = dataclasses.asdict(tolerance) | {"max_length_error": _UNIT, "recall@1_drop": tolerance.max_recall_drop}
+    values = dataclasses.asdict(tolerance) | {
+        "max_length_error": _UNIT,
+        "recall@1_drop": tolerance.max_recall_drop,
+    }
     # NaN is a fault too.
-    return [f"{name} is {measures[name]:.6g}, beyond {values[name]:g}" for name, kept in limits.items() if not kept]
+    return [
+        f"{name} is {measures[name]:.6g}, beyond {values[name]:g}"
+        for name, kept in limits.items()
+        if not kept
+    ]
 
 
 def evaluation_views(embedder: AnyEmbedder, dataset: ImageDataset) -> np.ndarray:
@@ -168,7 +183,10 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
             loaded = tf.saved_model.load(str(path))
             run = loaded.signatures["serving_default"]
             (key,) = run.structured_input_signature[1]
-            parts = [run(**{key: tf.constant(part)})["embedding"].numpy() for part in slices(inputs, _BATCH_SIZE)]
+            parts = [
+                run(**{key: tf.constant(part)})["embedding"].numpy()
+                for part in slices(inputs, _BATCH_SIZE)
+            ]
         else:
             with user_errors(UserError, message):
                 run, _, _ = open_file(path)
@@ -181,17 +199,20 @@ class ExportOptions:
     """How an export is made.
 
     Args:
-        formats: What to write: saved_model; litert_float32, litert_float16, litert_dynamic_range, litert_int8, or
-            litert for the four; onnx; all.
-        images: Test images, as whole classes, on which the exports are compared with the embedder; 0: all.
+        formats: What to write: saved_model; litert_float32, litert_float16, litert_dynamic_range,
+            litert_int8, or litert for the four; onnx; all.
+        images: Test images, as whole classes, on which the exports are compared with the embedder;
+            0: all.
         representative_images: Training images on which the ranges of litert_int8 are measured.
-        max_pixels: The SavedModel refuses images with more pixels in their header before it decodes them.
+        max_pixels: The SavedModel refuses images with more pixels in their header before it decodes
+            them.
         min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
         max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
-        calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01: the share of the
-            queries of unknown classes that is accepted. For pairs of images far=0.001 or precision=0.99. On the images
-            of the comparison, or on those of a retriever's gallery. Or a JSON file of `tfdml evaluate` with a target;
-            none; auto: for a retriever fpir=0.01, else far=0.001, where the images can show it.
+        calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01:
+            the share of the queries of unknown classes that is accepted. For pairs of images
+            far=0.001 or precision=0.99. On the images of the comparison, or on those of a
+            retriever's gallery. Or a JSON file of `tfdml evaluate` with a target; none; auto: for a
+            retriever fpir=0.01, else far=0.001, where the images can show it.
 
     Raises:
         UserError: A value is out of range.
@@ -243,28 +264,29 @@ def export_model(
         folder/<n>/   saved_model.pb, assets.extra/tf_serving_warmup_requests
                       litert/{float32,float16,dynamic_range,int8}.tflite   onnx/model.onnx   model_card.json
 
-    Each file is run on images of `test` and compared with the embedder; where one differs by more than its tolerance
-    no version is written, and the error says which and by how much. Everything runs on the CPU: what a file computes
-    must not be confused with what a GPU's reduced precision does.
+    Each file is run on images of `test` and compared with the embedder; where one differs by more
+    than its tolerance no version is written, and the error says which and by how much. Everything
+    runs on the CPU: what a file computes must not be confused with what a GPU's reduced precision
+    does.
 
     Args:
-        embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`. One that was trained in half precision is
-            exported in float32.
+        embedder: A built `Embedder`, `AttentionEnsemble` or `MomentEmbedder`. One that was trained
+            in half precision is exported in float32.
         folder: Where versions lie; earlier versions stay.
         test: Images of classes that it was not trained on.
         train: Its training images, for `litert_int8`.
         options: The formats and tolerances; by default a SavedModel.
         about: What the model card states of data, flags and metrics.
         report: Called with a line on each format.
-        text_embedder: A tower of texts, which becomes the signature `embed_texts` of the SavedModel. It is compared on
-            the texts of `test`.
+        text_embedder: A tower of texts, which becomes the signature `embed_texts` of the
+            SavedModel. It is compared on the texts of `test`.
 
     Returns:
         The path of the version.
 
     Raises:
-        UserError: Keras runs on another backend than TensorFlow, a format cannot be made or is refused, an image cannot
-            be read, or the folder cannot be written.
+        UserError: Keras runs on another backend than TensorFlow, a format cannot be made or is
+            refused, an image cannot be read, or the folder cannot be written.
 
     Example:
         >>> options = ExportOptions(formats=["saved_model", "litert_float32"])
@@ -280,10 +302,15 @@ def export_model(
     of_images, servable = len(embedder.view_shape) > 1, "saved_model" in options.formats
     text_embedder = text_embedder and saved_model.in_float32(text_embedder)
     if servable and options.max_pixels < resize**2:
-        raise UserError(f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels")
+        raise UserError(
+            f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels"
+        )
     test = whole_classes(test, options.images)
     with saved_model.new_version(folder) as (hidden, path):
-        files = {name: _write(name, embedder, hidden, train, options, text_embedder) for name in options.formats}
+        files = {
+            name: _write(name, embedder, hidden, train, options, text_embedder)
+            for name in options.formats
+        }
         views = evaluation_views(embedder, test)
         with tf.device("/CPU:0"):
             call = tf.function(lambda images: embedder(images, training=False), autograph=False)
@@ -292,64 +319,103 @@ def export_model(
         artifacts, refused = {}, []
         for name, file in files.items():
             encoded = name == "saved_model" and of_images
-            inputs = [encoded_image(test.images, row) for row in range(len(test))] if encoded else views
+            inputs = (
+                [encoded_image(test.images, row) for row in range(len(test))] if encoded else views
+            )
             vectors, tolerance = exported_vectors(name, file, inputs), options.tolerance(name)
             measures = compare_vectors(expected, vectors, test)
             faults = faults_of(measures, tolerance)
-            listed = describe_files(hidden, saved_model.model_files(file) if name == "saved_model" else [file])
+            listed = describe_files(
+                hidden, saved_model.model_files(file) if name == "saved_model" else [file]
+            )
             report(_line(name, listed["bytes"], measures) + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
-            artifacts[name] = {**listed, "acceptance": measures, "tolerance": dataclasses.asdict(tolerance)}
+            artifacts[name] = {
+                **listed,
+                "acceptance": measures,
+                "tolerance": dataclasses.asdict(tolerance),
+            }
             if name == "saved_model" and text_embedder is not None:
                 measures = _compare_texts(text_embedder, file, test)
                 refused += [f"{name}, texts: {fault}" for fault in faults_of(measures, tolerance)]
-                report(f"{name:<21} cosine min {measures['min_cosine']:.6f} on {measures['images']:,} texts")
+                report(
+                    f"{name:<21} cosine min {measures['min_cosine']:.6f} on {measures['images']:,} "
+                    "texts"
+                )
                 artifacts[name]["acceptance_of_texts"] = measures
             if calibration is not None and name != "saved_model" and not faults:
                 own = calibrate(vectors, test.labels, **target_of(calibration.target))
                 artifacts[name]["calibration"] = own.to_dict()
         if refused:
             raise UserError(
-                f"no version is written: {'. '.join(refused)}. Leave the format out, or accept more knowingly with "
+                f"no version is written: {'. '.join(refused)}. Leave the format out, or accept "
+                "more knowingly with "
                 "`min_cosine` or `max_recall_drop`"
             )
         signatures = tf.saved_model.load(str(hidden)).signatures if servable else {}
         if servable:
             saved_model.write_warm_up(hidden, signatures)
-        about = {**(about or {}), "calibration": calibration and calibration.to_dict(), "calibrated_on": calibrated_on}
+        about = {
+            **(about or {}),
+            "calibration": calibration and calibration.to_dict(),
+            "calibrated_on": calibrated_on,
+        }
         about["trained_on"] = None if train is None else sorted(train.class_names.values())
-        write_json(hidden / CARD, model_card(embedder, artifacts, list(signatures), options.max_pixels, about))
+        write_json(
+            hidden / CARD,
+            model_card(embedder, artifacts, list(signatures), options.max_pixels, about),
+        )
     return path
 
 
 def _compare_texts(text_embedder: TextEmbedder, folder: Path, test: ImageDataset) -> dict[str, Any]:
-    """Return the measures of `compare_vectors` for the signature `embed_texts`; there is no Recall@1."""
+    """Return the measures of `compare_vectors` for the signature `embed_texts`; there is no
+    Recall@1."""
     texts = ViewItems.of(test).texts
     with tf.device("/CPU:0"):
         expected, backend = text_embedder.embed_texts(texts), SavedModelEmbedder(folder)
         vectors = np.concatenate([backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)])
     return compare_vectors(
-        expected, vectors, ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
+        expected,
+        vectors,
+        ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts))),
     )
 
 
 def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
-    text = f"{size / 1e6:,.2f} MB  cosine min {measures['min_cosine']:.6f}, mean {measures['mean_cosine']:.6f}"
+    text = (
+        f"{size / 1e6:,.2f} MB  cosine min {measures['min_cosine']:.6f}, mean "
+        f"{measures['mean_cosine']:.6f}"
+    )
     if measures["recall@1_drop"] is not None:
-        text += f", Recall@1 {100 * measures['recall@1']:.1f} % (Keras {100 * measures['recall@1_keras']:.1f} %)"
+        text += (
+            f", Recall@1 {100 * measures['recall@1']:.1f} % (Keras "
+            f"{100 * measures['recall@1_keras']:.1f} %)"
+        )
     return f"{name:<21} {text} on {measures['images']:,} images"
 
 
 def _calibration(
-    option: str, vectors: np.ndarray, test: ImageDataset, train: ImageDataset | None, report: Callable[[str], None]
+    option: str,
+    vectors: np.ndarray,
+    test: ImageDataset,
+    train: ImageDataset | None,
+    report: Callable[[str], None],
 ) -> tuple[Calibration | None, dict[str, Any] | None]:
-    """Return the threshold that `ExportOptions.calibrate` means, and the data that it was measured on."""
+    """Return the threshold that `ExportOptions.calibrate` means, and the data that it was measured
+    on."""
     trained_on = set(train.class_names.values()) if train is not None else set()
-    data: dict[str, Any] = {"dataset": test.name, "split": test.split, "classes": test.classes.tolist()}
+    data: dict[str, Any] = {
+        "dataset": test.name,
+        "split": test.split,
+        "classes": test.classes.tolist(),
+    }
 
     def measure(target: dict[str, Any]) -> Calibration:
         if shared := trained_on.intersection(test.class_names.values()):
-            raise UserError(f"{len(shared)} classes of these images were trained on, such as {min(shared)}")
+            raise UserError(
+                f"{len(shared)} classes of these images were trained on, such as {min(shared)}"
+            )
         return calibrate(vectors, test.labels, **target)
 
     calibration = choose_calibration(option, "far=0.001", measure, report)
@@ -359,7 +425,10 @@ def _calibration(
 
 
 def choose_calibration(
-    option: str, usual: str, measure: Callable[[dict[str, Any]], Calibration], report: Callable[[str], None]
+    option: str,
+    usual: str,
+    measure: Callable[[dict[str, Any]], Calibration],
+    report: Callable[[str], None],
 ) -> Calibration | None:
     """Return the threshold that an option means: `none`, a target, a JSON file, or `auto`.
 
@@ -386,7 +455,10 @@ def choose_calibration(
         report(f"no threshold: {error}")
         return None
     if calibration.distance != "euclidean":
-        raise UserError(f"`calibrate={option}`: the threshold is of {calibration.distance} distances, not of Euclidean")
+        raise UserError(
+            f"`calibrate={option}`: the threshold is of {calibration.distance} distances, not of "
+            "Euclidean"
+        )
     report(str(calibration))
     return calibration
 
@@ -403,14 +475,21 @@ def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Cal
     """
     file = read_json(path)
     if "calibration" not in file or file.get("split") == "train":
-        raise UserError(f"{path} has no threshold of held-out classes: write one with tfdml evaluate and `target`")
+        raise UserError(
+            f"{path} has no threshold of held-out classes: write one with tfdml evaluate and "
+            "`target`"
+        )
     if file.get("queries", "images") != queries:
-        raise UserError(f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of {queries}")
+        raise UserError(
+            f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of "
+            f"{queries}"
+        )
     return Calibration.from_dict(file["calibration"], path)
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:
-    """Classes spread evenly over a data set, with all their images, until there are at least so many.
+    """Classes spread evenly over a data set, with all their images, until there are at least so
+    many.
 
     Args:
         dataset: The images.
@@ -444,9 +523,14 @@ def _write(
     else:
         precision, views = name.removeprefix("litert_"), None
         if precision == "int8" and train is not None:
-            rows = np.linspace(0, len(train) - 1, min(options.representative_images, len(train)))  # spread evenly
+            rows = np.linspace(
+                0, len(train) - 1, min(options.representative_images, len(train))
+            )  # spread evenly
             views = evaluation_views(embedder, train.take(np.unique(rows.round().astype(int))))
-        path, data = folder / "litert" / f"{precision}.tflite", convert_litert(embedder, precision, views)
+        path, data = (
+            folder / "litert" / f"{precision}.tflite",
+            convert_litert(embedder, precision, views),
+        )
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
@@ -469,20 +553,24 @@ def export_run(
         run_dir: The run's folder.
         folder: Where versions lie.
         options: The formats and tolerances.
-        moments: Export `moments.keras`, which searches with all moments, in place of `embedder.keras`.
+        moments: Export `moments.keras`, which searches with all moments, in place of
+            `embedder.keras`.
         data_dir: Where the run's data set lies now, if it has moved.
         report: Called with a line on each format.
-        whitening: Arguments of `with_whitening` (`dim`, `power`, `shrinkage`), to export the embedder with a whitening
-            behind it that is fitted to the run's training images; None: without.
+        whitening: Arguments of `with_whitening` (`dim`, `power`, `shrinkage`), to export the
+            embedder with a whitening behind it that is fitted to the run's training images; None:
+            without.
         truncate_dim: Keep this many first dimensions of the vector, scaled to length 1; 0: all.
-        stack_on: Of a head: the run of the embedder that its vectors come from. Both are exported as one embedder of
-            images, which is compared on the images of that run; `data_dir` is then theirs.
+        stack_on: Of a head: the run of the embedder that its vectors come from. Both are exported
+            as one embedder of images, which is compared on the images of that run; `data_dir` is
+            then theirs.
 
     Returns:
         The path of the version.
 
     Raises:
-        UserError: As `export_model`; or the folder is not that of a finished run, or its images are gone.
+        UserError: As `export_model`; or the folder is not that of a finished run, or its images are
+            gone.
 
     Example:
         >>> export_run("runs/cars_jrd", "models/cars_jrd_all", ExportOptions(formats=["all"]))
@@ -493,7 +581,9 @@ def export_run(
     train, test = splits.train, splits.test or splits.train
     about = _about(stack_on or run_dir, experiment, moments)
     parts = {"train": train, "test": splits.test}
-    about["data"] |= {name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of}
+    about["data"] |= {
+        name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of
+    }
     if stack_on:
         about["head"] = _about(run_dir, RunFolder(run_dir).load_experiment())
     options = options or ExportOptions()
@@ -511,7 +601,13 @@ def export_run(
         about["metrics"] = None  # the run has measured the embedder as it was
     texts = RunFolder(run_dir).text_embedder
     text_embedder = load_embedder(texts) if texts.is_file() else None
-    changed = moments or whitening is not None or truncate_dim or stack_on or "saved_model" not in options.formats
+    changed = (
+        moments
+        or whitening is not None
+        or truncate_dim
+        or stack_on
+        or "saved_model" not in options.formats
+    )
     if text_embedder is not None and (changed or getattr(text_embedder, "tokenizer", None) is None):
         needs = "a SavedModel, a tokenizer, and the images' embedder as it was trained"
         report(f"the tower of texts is left out: it needs {needs}")
@@ -522,13 +618,17 @@ def export_run(
 def load_run(
     run_dir: str | os.PathLike, moments: bool = False, data_dir: str = "", stack_on: str = ""
 ) -> tuple[AnyEmbedder, Experiment]:
-    """Return the embedder and the settings of a run; of a head that is stacked, the settings of its embedder's run.
+    """Return the embedder and the settings of a run; of a head that is stacked, the settings of its
+    embedder's run.
 
     Raises:
         UserError: There are none, or the head does not go on that embedder.
     """
     if stack_on:
-        (embedder, experiment), (head, _) = load_run(stack_on, data_dir=data_dir), load_run(run_dir, moments)
+        (embedder, experiment), (head, _) = (
+            load_run(stack_on, data_dir=data_dir),
+            load_run(run_dir, moments),
+        )
         with user_errors(ValueError, f"`run_dir={run_dir}`, `stack_on={stack_on}`: {REASON}"):
             return stack(embedder, head), experiment
     run = RunFolder(run_dir)
@@ -537,7 +637,9 @@ def load_run(
     return embedder, Experiment.from_flags(run.load_experiment().as_flags(), **changes)
 
 
-def _about(run_dir: str | os.PathLike, experiment: Experiment, moments: bool = False) -> dict[str, Any]:
+def _about(
+    run_dir: str | os.PathLike, experiment: Experiment, moments: bool = False
+) -> dict[str, Any]:
     """Return what the model card states of a run: data, flags, metrics."""
     path = RunFolder(run_dir).result
     if not path.exists():

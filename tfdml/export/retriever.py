@@ -51,8 +51,8 @@ class Gallery:
         model: The fingerprint of the model that embedded them; empty where it is not known.
 
     Raises:
-        UserError: There is no item, an id is empty or occurs twice, an embedding has no direction, or they differ in
-            number.
+        UserError: There is no item, an id is empty or occurs twice, an embedding has no direction,
+            or they differ in number.
 
     Example:
         >>> gallery = Gallery(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
@@ -72,12 +72,18 @@ class Gallery:
         embeddings = check_embeddings(self.embeddings, "gallery embeddings")
         sizes = [len(column) for column in (embeddings, self.ids, self.classes, self.metadata)]
         if len(set(sizes)) > 1:
-            raise UserError(f"{', '.join(map(str, sizes))} embeddings, ids, classes and metadata: give as many of each")
+            raise UserError(
+                f"{', '.join(map(str, sizes))} embeddings, ids, classes and metadata: give as many "
+                "of each"
+            )
         if len(zero := np.flatnonzero(~embeddings.any(axis=1))):
             raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
-        if twice := [name for name, count in collections.Counter(self.ids).items() if count > 1 or not name]:
+        if twice := [
+            name for name, count in collections.Counter(self.ids).items() if count > 1 or not name
+        ]:
             raise UserError(
-                f"{len(twice)} ids are empty or occur twice, the first is {twice[0]!r}: rename or remove it"
+                f"{len(twice)} ids are empty or occur twice, the first is {twice[0]!r}: rename or "
+                "remove it"
             )
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
 
@@ -94,13 +100,15 @@ class Gallery:
 
         Args:
             backend: What embeds.
-            dataset: The images. The ids are their names; the metadata are `path` and, of those that have one, `class`.
+            dataset: The images. The ids are their names; the metadata are `path` and, of those that
+                have one, `class`.
             directory: Where the data set lies: names of files below it are relative to it.
             skip_bad: Leave out images that cannot be read or decoded.
             report: Called with a line on every bad image, up to ten.
 
         Raises:
-            UserError: An image cannot be read or decoded, and is not to be skipped; or none is left.
+            UserError: An image cannot be read or decoded, and is not to be skipped; or none is
+                left.
         """
         rows, vectors, faults = embed_readable(backend, dataset, _BATCH_SIZE)
         for fault in faults[:10]:
@@ -111,12 +119,21 @@ class Gallery:
         table = ImageTable.of([dataset.take(rows)], directory)
         # An image in no class folder is a class of its own.
         titles = class_of_each(table.labels, table.class_names)
-        classes = ["" if title == name else title for title, name in zip(titles, table.names, strict=True)]
+        classes = [
+            "" if title == name else title for title, name in zip(titles, table.names, strict=True)
+        ]
         metadata = [
-            {"path": name} | ({"class": of} if of else {}) for name, of in zip(table.names, classes, strict=True)
+            {"path": name} | ({"class": of} if of else {})
+            for name, of in zip(table.names, classes, strict=True)
         ]
         card = card_of(backend.path)
-        return cls(vectors, table.names, classes, metadata, read_json(card).get("fingerprint", "") if card else "")
+        return cls(
+            vectors,
+            table.names,
+            classes,
+            metadata,
+            read_json(card).get("fingerprint", "") if card else "",
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -124,26 +141,38 @@ class Gallery:
     def take(self, rows: Sequence[int] | np.ndarray) -> Gallery:
         """Return some of the items, in this order."""
         rows = row_numbers(rows)
-        columns: Any = {name: [getattr(self, name)[row] for row in rows] for name in ("ids", "classes", "metadata")}
+        columns: Any = {
+            name: [getattr(self, name)[row] for row in rows]
+            for name in ("ids", "classes", "metadata")
+        }
         return dataclasses.replace(self, embeddings=self.embeddings[rows], **columns)
 
     def columns(self) -> dict[str, Any]:
-        """Return what a retriever's graph holds of the items: `labels` are the numbers of classes, -1 for none.
+        """Return what a retriever's graph holds of the items: `labels` are the numbers of classes,
+        -1 for none.
 
         Raises:
             UserError: JSON cannot hold the metadata.
         """
         kinds = (TypeError, ValueError, RecursionError)
         with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {REASON}"):
-            texts = [json.dumps(dict(of), ensure_ascii=False, sort_keys=True, allow_nan=False) for of in self.metadata]
+            texts = [
+                json.dumps(dict(of), ensure_ascii=False, sort_keys=True, allow_nan=False)
+                for of in self.metadata
+            ]
         names, labels = np.unique(np.asarray(self.classes, str), return_inverse=True)
-        columns = {"embeddings": self.embeddings, "ids": list(self.ids), "labels": labels - (names[0] == "")}
+        columns = {
+            "embeddings": self.embeddings,
+            "ids": list(self.ids),
+            "labels": labels - (names[0] == ""),
+        }
         return columns | {"classes": list(self.classes), "metadata": texts}
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchResult:
-    """What a search found: row i holds the neighbors of query i, nearest first, equally near ones by gallery row.
+    """What a search found: row i holds the neighbors of query i, nearest first, equally near ones
+    by gallery row.
 
     Args:
         indices: (B, m) int64 rows of the gallery, m = min(k, N).
@@ -171,7 +200,8 @@ class SearchResult:
 class Retriever:
     """Finds the items of a gallery that are nearest to images or embeddings.
 
-    It answers from memory: versions may be written and deleted beneath it. Any number of threads may call it.
+    It answers from memory: versions may be written and deleted beneath it. Any number of threads
+    may call it.
 
     Make one with `Retriever.build` or `Retriever.load`. Another gallery is another version:
 
@@ -196,13 +226,21 @@ class Retriever:
     """
 
     def __init__(self, path: Path):
-        self.path, file, remedy = path, path / RETRIEVER_CARD, "copy the version again, or build it again"
+        self.path, file, remedy = (
+            path,
+            path / RETRIEVER_CARD,
+            "copy the version again, or build it again",
+        )
         self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
-        calibration = self.card.get("calibration") and Calibration.from_dict(self.card["calibration"], file)
+        calibration = self.card.get("calibration") and Calibration.from_dict(
+            self.card["calibration"], file
+        )
         self.calibration = calibration and calibration.for_searches("euclidean", len(self))
         # Whatever TensorFlow raises on a damaged graph.
-        with user_errors(Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"):
+        with user_errors(
+            Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"
+        ):
             # Kept, as its signatures live no longer than it.
             self._loaded = tf.saved_model.load(str(path))
 
@@ -221,21 +259,24 @@ class Retriever:
         """Embed a gallery, write it as the next version of a retriever, and load that.
 
         Args:
-            embedder: What embeds: an exported version, a retriever, a folder of versions, or a Keras embedder, which is
-                exported first.
-            items: The gallery: images of a data set, items that are embedded already, or several of these.
+            embedder: What embeds: an exported version, a retriever, a folder of versions, or a
+                Keras embedder, which is exported first.
+            items: The gallery: images of a data set, items that are embedded already, or several of
+                these.
             folder: Where versions lie; earlier versions stay.
             directory: Where the data set lies: ids of files below it are relative to it.
-            skip_bad: Leave out images that cannot be read or decoded, instead of refusing the gallery.
+            skip_bad: Leave out images that cannot be read or decoded, instead of refusing the
+                gallery.
             report: Called with a line on every bad image, up to ten.
-            calibration: The threshold of `accepted`. `fpir=0.01`: at most this share of the queries of unknown classes
-                is accepted, as the gallery's images show that search it without their class; classes on which the
-                embedder was trained, by its model card, are not asked for. `auto`: fpir=0.01, where they can show it.
-                `none`. A `Calibration` with `fpir`, or a JSON file of `tfdml evaluate` that has one.
+            calibration: The threshold of `accepted`. `fpir=0.01`: at most this share of the queries
+                of unknown classes is accepted, as the gallery's images show that search it without
+                their class; classes on which the embedder was trained, by its model card, are not
+                asked for. `auto`: fpir=0.01, where they can show it. `none`. A `Calibration` with
+                `fpir`, or a JSON file of `tfdml evaluate` that has one.
 
         Raises:
-            UserError: An item is bad or occurs twice, there is none, the folder cannot be written, or the threshold
-                cannot be measured.
+            UserError: An item is bad or occurs twice, there is none, the folder cannot be written,
+                or the threshold cannot be measured.
         """
         with tempfile.TemporaryDirectory() as name:
             if isinstance(embedder, AnyEmbedder):
@@ -248,11 +289,15 @@ class Retriever:
             backend = load_exported(exported)
             parts = [items] if isinstance(items, ImageDataset | Gallery) else items
             galleries = [
-                part if isinstance(part, Gallery) else Gallery.of_images(backend, part, directory, skip_bad, report)
+                part
+                if isinstance(part, Gallery)
+                else Gallery.of_images(backend, part, directory, skip_bad, report)
                 for part in parts
             ]
             gallery = joined(
-                galleries, backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1], model
+                galleries,
+                backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1],
+                model,
             )
             threshold = _calibration(calibration, gallery, about, report)
             columns = gallery.columns()
@@ -275,7 +320,8 @@ class Retriever:
                 }
                 write_json(hidden / RETRIEVER_CARD, card | common)
                 if about:
-                    # For those who use a retriever as an embedder; the files that it lists are not here.
+                    # For those who use a retriever as an embedder; the files that it lists are not
+                    # here.
                     write_json(hidden / CARD, {**about, "artifacts": {}, **common})
         return cls(path)
 
@@ -300,8 +346,12 @@ class Retriever:
     def gallery(self) -> Gallery:
         """Return the items."""
         columns = {name: column.numpy() for name, column in self._loaded.table.items()}
-        ids, classes, texts = ([text.decode() for text in columns[name]] for name in ("ids", "classes", "metadata"))
-        return Gallery(columns["embeddings"], ids, classes, list(map(json.loads, texts)), self.card["model"])
+        ids, classes, texts = (
+            [text.decode() for text in columns[name]] for name in ("ids", "classes", "metadata")
+        )
+        return Gallery(
+            columns["embeddings"], ids, classes, list(map(json.loads, texts)), self.card["model"]
+        )
 
     def embed(self, images: Image | Sequence[Image]) -> np.ndarray:
         """(B, d) embeddings of images: encoded bytes, or paths of files.
@@ -310,7 +360,9 @@ class Retriever:
             UserError: One of them cannot be decoded; it is named.
         """
         several = [images] if isinstance(images, Image) else images
-        answer = self._answer("embed_each", image_bytes=tf.constant(list(map(_bytes, several)), tf.string))
+        answer = self._answer(
+            "embed_each", image_bytes=tf.constant(list(map(_bytes, several)), tf.string)
+        )
         for row, error in enumerate(answer["error"]):
             if error:
                 image = several[row]
@@ -319,10 +371,12 @@ class Retriever:
         return answer["embedding"]
 
     def search(self, queries: np.ndarray | Image | Sequence[Image], k: int) -> SearchResult:
-        """Return the k nearest items of every query; the whole gallery where k is more than it holds.
+        """Return the k nearest items of every query; the whole gallery where k is more than it
+        holds.
 
         Args:
-            queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes or paths of files.
+            queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes
+                or paths of files.
             k: How many neighbors.
 
         Returns:
@@ -334,32 +388,50 @@ class Retriever:
         vectors = np.atleast_2d(queries) if isinstance(queries, np.ndarray) else self.embed(queries)
         shape = (len(vectors), self.card["embedding_dim"])
         if vectors.dtype.kind not in "fiu" or vectors.shape != shape:
-            raise UserError(f"queries must be real numbers of shape {shape}; got {vectors.dtype} {vectors.shape}")
+            raise UserError(
+                f"queries must be real numbers of shape {shape}; got {vectors.dtype} "
+                f"{vectors.shape}"
+            )
         blocks = np.split(vectors.astype(np.float32), range(_BATCH_SIZE, len(vectors), _BATCH_SIZE))
         parts = [self._answer("search_embedding", embedding=block, k=k) for block in blocks]
-        return SearchResult(**{name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        return SearchResult(
+            **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        )
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
-        with user_errors((tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"):
-            outputs = self._loaded.signatures[signature](**{name: tf.constant(value) for name, value in inputs.items()})
+        with user_errors(
+            (tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"
+        ):
+            outputs = self._loaded.signatures[signature](
+                **{name: tf.constant(value) for name, value in inputs.items()}
+            )
         arrays = {name: value.numpy() for name, value in outputs.items()}
         decode = np.vectorize(bytes.decode, otypes=[object])
-        return {name: decode(array) if array.dtype == object else array for name, array in arrays.items()}
+        return {
+            name: decode(array) if array.dtype == object else array
+            for name, array in arrays.items()
+        }
 
 
 def joined(galleries: Sequence[Gallery], dimension: int, model: str) -> Gallery:
-    """Return the items of several galleries, whose embeddings have this dimension and are of this model."""
+    """Return the items of several galleries, whose embeddings have this dimension and are of this
+    model."""
     for gallery in galleries:
         check_same_model(gallery.model, model, "the gallery and the embedder")
         if gallery.embeddings.shape[1] != dimension:
             raise UserError(
-                f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder {dimension}"
+                f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder "
+                f"{dimension}"
             )
     columns: Any = (
-        [*itertools.chain(*(getattr(of, name) for of in galleries))] for name in ("ids", "classes", "metadata")
+        [*itertools.chain(*(getattr(of, name) for of in galleries))]
+        for name in ("ids", "classes", "metadata")
     )
     return Gallery(
-        np.concatenate([np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]), *columns
+        np.concatenate(
+            [np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]
+        ),
+        *columns,
     )
 
 
@@ -379,7 +451,10 @@ def newest_version(path: Path) -> Path:
 
 
 def _calibration(
-    option: Calibration | str, gallery: Gallery, about: Mapping[str, Any], report: Callable[[str], None]
+    option: Calibration | str,
+    gallery: Gallery,
+    about: Mapping[str, Any],
+    report: Callable[[str], None],
 ) -> Calibration | None:
     """Return the threshold that the argument `calibration` of `Retriever.build` means."""
     names = np.array(gallery.classes)
@@ -391,10 +466,18 @@ def _calibration(
         drawn = np.random.default_rng(0).permutation(len(classes))
         drawn = drawn[: 1 + np.searchsorted(np.cumsum(counts[drawn]), _MOST_QUERIES)]
         rows = np.flatnonzero(asked & np.isin(names, classes[drawn]))
-        sides: dict[str, Any] = {"gallery": gallery.embeddings, "gallery_labels": names, "own_rows": rows}
+        sides: dict[str, Any] = {
+            "gallery": gallery.embeddings,
+            "gallery_labels": names,
+            "own_rows": rows,
+        }
         return calibrate(gallery.embeddings[rows], names[rows], **sides, **target)
 
-    calibration = choose_calibration(option, "fpir=0.01", measure, report) if isinstance(option, str) else option
+    calibration = (
+        choose_calibration(option, "fpir=0.01", measure, report)
+        if isinstance(option, str)
+        else option
+    )
     return calibration and calibration.for_searches("euclidean")
 
 
@@ -404,11 +487,19 @@ MAX_RESULTS = 4_000_000
 # Candidates beyond k, so that the rounding of the product rarely leaves open what is among the k.
 _SPARE = 4
 # In place of the neighbors of a query that is bad.
-_FILLERS = {"indices": -1, "labels": -1, "distances": np.inf, "similarities": -1.0, "accepted": False, "known": False}
+_FILLERS = {
+    "indices": -1,
+    "labels": -1,
+    "distances": np.inf,
+    "similarities": -1.0,
+    "accepted": False,
+    "known": False,
+}
 
 Answer = dict[str, tf.Tensor]
-# The gallery: `embeddings` (N, d) float32 of length 1; `ids`, `classes` and `metadata` (N,) strings; `labels` (N,)
-# int64; and `threshold`, the largest distance of an accepted item, if there is one.
+# The gallery: `embeddings` (N, d) float32 of length 1; `ids`, `classes` and `metadata` (N,)
+# strings; `labels` (N,) int64; and `threshold`, the largest distance of an accepted item, if there
+# is one.
 Table = Mapping[str, Any]
 
 
@@ -424,24 +515,29 @@ def load_exported(embedder: str | os.PathLike) -> SavedModelEmbedder:
     backend = SavedModelEmbedder(embedder)
     missing = [name for name in SIGNATURES if name not in backend.loaded.signatures]
     if missing:
-        raise UserError(f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}")
+        raise UserError(
+            f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}"
+        )
     return backend
 
 
 def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
     """Write a retriever's SavedModel around an exported embedder.
 
-    The embedder's signatures stay, and three are added. k is one int32, or one for each query, of which the largest
-    counts; where it is more than the gallery holds, the whole gallery comes back.
+    The embedder's signatures stay, and three are added. k is one int32, or one for each query, of
+    which the largest counts; where it is more than the gallery holds, the whole gallery comes back.
 
-    - `search_bytes`: `image_bytes` (B,) strings, `k` -> `indices`, `ids`, `distances` (Euclidean, of vectors of length
-      1), `similarities` (cosines), `labels`, `classes` (their names), `metadata` (JSON), each (B, k);
+    - `search_bytes`: `image_bytes` (B,) strings, `k` -> `indices`, `ids`, `distances` (Euclidean,
+      of vectors of length 1), `similarities` (cosines), `labels`, `classes` (their names),
+      `metadata` (JSON), each (B, k);
     - `search_embedding`: `embedding` (B, d) float32, `k` -> the same;
-    - `search_each`: as `search_bytes`, and `error` (B,) strings: what is wrong with a query, whose row is then filled
-      with index -1, or empty. For a server that puts the queries of several clients into one batch.
+    - `search_each`: as `search_bytes`, and `error` (B,) strings: what is wrong with a query, whose
+      row is then filled with index -1, or empty. For a server that puts the queries of several
+      clients into one batch.
 
-    The first two fail on the first query that is bad, and name it. With a threshold, each has the outputs `accepted`
-    (B, k), whether a neighbor is within the threshold, and `known` (B,), whether any is.
+    The first two fail on the first query that is bad, and name it. With a threshold, each has the
+    outputs `accepted` (B, k), whether a neighbor is within the threshold, and `known` (B,), whether
+    any is.
 
     Args:
         loaded: The SavedModel of the embedder.
@@ -453,10 +549,14 @@ def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
     # Of a retriever without its gallery.
     module.embedder = getattr(loaded, "embedder", loaded)
     with tf.device("/CPU:0"):  # where strings live
-        module.table = {name: tf.Variable(value, trainable=False, name=name) for name, value in gallery.items()}
+        module.table = {
+            name: tf.Variable(value, trainable=False, name=name) for name, value in gallery.items()
+        }
 
     def by_bytes(image_bytes: tf.Tensor, k: tf.Tensor) -> Answer:
-        return search_embedding(module.table, served["serving_default"](image_bytes=image_bytes)["embedding"], k)
+        return search_embedding(
+            module.table, served["serving_default"](image_bytes=image_bytes)["embedding"], k
+        )
 
     def by_embedding(embedding: tf.Tensor, k: tf.Tensor) -> Answer:
         return search_embedding(module.table, embedding, k)
@@ -467,7 +567,9 @@ def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
 
     text, number = tf.TensorSpec((None,), tf.string), tf.TensorSpec(None, tf.int32)
     vectors = tf.TensorSpec((None, gallery["embeddings"].shape[1]), tf.float32)
-    searches = zip(SEARCHES, ((by_bytes, text), (by_embedding, vectors), (by_each, text)), strict=True)
+    searches = zip(
+        SEARCHES, ((by_bytes, text), (by_embedding, vectors), (by_each, text)), strict=True
+    )
     module.searches = {
         name: tf.function(function, input_signature=[spec, number], autograph=False)
         for name, (function, spec) in searches
@@ -491,14 +593,24 @@ def search(gallery: Table, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Ope
     most = tf.minimum(tf.maximum(tf.reduce_max(k), 1), tf.shape(gallery["ids"])[0])
     results = tf.cast(most, tf.int64) * tf.shape(queries, tf.int64)[0]
     limits = f"must be at least 1, and {MAX_RESULTS} neighbors in all at most"
-    says = tf.strings.format("k: " + limits + "; k is {}, for {} queries", (k, tf.shape(queries)[0]))
-    checks = [*checks, tf.debugging.Assert((tf.reduce_min(k) >= 1) & (results <= MAX_RESULTS), [says])]
+    says = tf.strings.format(
+        "k: " + limits + "; k is {}, for {} queries", (k, tf.shape(queries)[0])
+    )
+    checks = [
+        *checks,
+        tf.debugging.Assert((tf.reduce_min(k) >= 1) & (results <= MAX_RESULTS), [says]),
+    ]
     # The CPU is where float32 products are float32.
     with tf.control_dependencies(checks), tf.device("/CPU:0"):
-        queries = queries / tf.reduce_max(tf.abs(queries), 1, keepdims=True)  # so that squares do not overflow
+        queries = queries / tf.reduce_max(
+            tf.abs(queries), 1, keepdims=True
+        )  # so that squares do not overflow
         queries = queries / tf.norm(queries, axis=1, keepdims=True)
         rows, squares = nearest(queries, tf.convert_to_tensor(gallery["embeddings"]), most)
-        answer = {name: tf.gather(gallery[name], rows) for name in ("ids", "labels", "classes", "metadata")}
+        answer = {
+            name: tf.gather(gallery[name], rows)
+            for name in ("ids", "labels", "classes", "metadata")
+        }
         answer |= {"indices": tf.cast(rows, tf.int64), "distances": tf.sqrt(squares)}
         answer["similarities"] = 1.0 - squares / 2.0
         if "threshold" in gallery:
@@ -516,7 +628,8 @@ def search_embedding(gallery: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answ
 
 
 def search_each(gallery: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tensor) -> Answer:
-    """Return the signature `search_each`, from what `embed_each` gives: what is wrong with a query fails no other."""
+    """Return the signature `search_each`, from what `embed_each` gives: what is wrong with a query
+    fails no other."""
     good = (error == "")[:, None]
     # Any direction will do for the others.
     answer = search(gallery, tf.where(good, embedding, 1.0), k, [])
@@ -527,11 +640,12 @@ def search_each(gallery: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Te
 
 
 def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the k rows of the gallery that are nearest to each query, nearest first, equally near ones by row.
+    """Return the k rows of the gallery that are nearest to each query, nearest first, equally near
+    ones by row.
 
-    Candidates are found by one product, then measured from differences, |q - g|^2, in float64, so that exact copies are
-    at exactly 0. Where the rounding of the product leaves open what is among the k, candidates are found once more in
-    float64.
+    Candidates are found by one product, then measured from differences, |q - g|^2, in float64, so
+    that exact copies are at exactly 0. Where the rounding of the product leaves open what is among
+    the k, candidates are found once more in float64.
 
     Args:
         queries: (B, d) float32 of length 1.
@@ -562,7 +676,11 @@ def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Te
         candidates = tf.sort(candidates, axis=1)  # top_k prefers what comes first
         squares = tf.cond(  # as nothing can be mapped to nothing
             tf.size(queries) > 0,
-            lambda: tf.map_fn(distances, (queries, candidates), fn_output_signature=tf.TensorSpec((None,), tf.float64)),
+            lambda: tf.map_fn(
+                distances,
+                (queries, candidates),
+                fn_output_signature=tf.TensorSpec((None,), tf.float64),
+            ),
             lambda: tf.zeros(tf.shape(candidates), tf.float64),
         )
         nearness, places = tf.math.top_k(-squares, k)

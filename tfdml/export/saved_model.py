@@ -1,7 +1,8 @@
-"""SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its warm-up requests.
+"""SavedModel: encoded images in, embeddings out, with the whole preprocessing inside, and its
+warm-up requests.
 
-And what all formats share: the network alone, in float32, its weights made constants, and the numbered versions that
-they are published in, each written atomically.
+And what all formats share: the network alone, in float32, its weights made constants, and the
+numbered versions that they are published in, each written atomically.
 """
 
 import contextlib
@@ -57,9 +58,9 @@ _DAMAGED = "cannot be decoded: it is damaged, cut off, or of a kind that is not 
 def new_version(versions: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
     """Make the next version: `versions/<n>`, one more than the highest number there.
 
-    What the block writes appears under the number when the block ends well, in one step, and disappears when it does
-    not. Earlier versions stay as they are. A process that exports into the same folder waits. What exports left that
-    were killed is removed.
+    What the block writes appears under the number when the block ends well, in one step, and
+    disappears when it does not. Earlier versions stay as they are. A process that exports into the
+    same folder waits. What exports left that were killed is removed.
 
     Args:
         versions: Where versions lie, as TF Serving's `base_path`; made if it is not there.
@@ -90,7 +91,9 @@ def new_version(versions: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
 def version_numbers(versions: str | os.PathLike) -> list[int]:
     """Return the numbers of the versions in a folder, ascending; none where there is no folder."""
     try:
-        return sorted(int(name) for name in os.listdir(versions) if re.fullmatch("[0-9]{1,18}", name))
+        return sorted(
+            int(name) for name in os.listdir(versions) if re.fullmatch("[0-9]{1,18}", name)
+        )
     except (FileNotFoundError, NotADirectoryError):
         return []
 
@@ -110,13 +113,16 @@ def check_backend() -> None:
     backend = keras.backend.backend()
     if backend != "tensorflow":
         raise UserError(
-            f"export needs Keras's TensorFlow backend, and KERAS_BACKEND is {backend}: save the embedder with "
-            "embedder.save('embedder.keras'), and load and export it in a process with KERAS_BACKEND=tensorflow"
+            f"export needs Keras's TensorFlow backend, and KERAS_BACKEND is {backend}: save the "
+            "embedder with "
+            "embedder.save('embedder.keras'), and load and export it in a process with "
+            "KERAS_BACKEND=tensorflow"
         )
 
 
 def view_spec(shape: tuple[int, ...]) -> tf.TensorSpec:
-    """Return what a network is fed: for (S, S, 3) `images` (B, S, S, 3) uint8, for (D,) `vectors` (B, D) float32.
+    """Return what a network is fed: for (S, S, 3) `images` (B, S, S, 3) uint8, for (D,) `vectors`
+    (B, D) float32.
 
     Example:
         >>> view_spec((768,))
@@ -154,17 +160,22 @@ def frozen_module(
     graph = frozen.graph.as_graph_def()
     nodes = itertools.chain(graph.node, *(function.node_def for function in graph.library.function))
     if calls := [node.name for node in nodes if "PyFunc" in node.op]:
-        raise UserError(f"{calls[0]} calls a Python function, which an exported model cannot: write it with keras.ops")
+        raise UserError(
+            f"{calls[0]} calls a Python function, which an exported model cannot: write it with "
+            "keras.ops"
+        )
     module = tf.Module()
-    module.embed = tf.function(lambda images: {"embedding": frozen(images)[0]}, input_signature=[spec], autograph=False)
+    module.embed = tf.function(
+        lambda images: {"embedding": frozen(images)[0]}, input_signature=[spec], autograph=False
+    )
     return module
 
 
 def in_float32(embedder: AnyEmbedder) -> AnyEmbedder:
     """Return the same embedder computing in float32; itself where it does already.
 
-    Weights are float32 under every mixed policy: nothing is rounded. What is exported must not depend on the
-    device's half precision, and LiteRT knows no mixed policy.
+    Weights are float32 under every mixed policy: nothing is rounded. What is exported must not
+    depend on the device's half precision, and LiteRT knows no mixed policy.
 
     Args:
         embedder: A built embedder.
@@ -193,7 +204,9 @@ def _plain(node: Any) -> Any:
     """Return what takes the place of a mixed policy in a configuration; None for all else."""
     if isinstance(node, dict) and node.get("class_name") == "DTypePolicy":
         return {**node, "config": {"name": "float32"}}
-    return "float32" if isinstance(node, str) and node in ("mixed_float16", "mixed_bfloat16") else None
+    return (
+        "float32" if isinstance(node, str) and node in ("mixed_float16", "mixed_bfloat16") else None
+    )
 
 
 @contextlib.contextmanager
@@ -212,10 +225,13 @@ def quiet() -> Iterator[None]:
 # The SavedModel
 
 
-def export_saved_model(embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT) -> Path:
+def export_saved_model(
+    embedder: AnyEmbedder, folder: str | os.PathLike, max_pixels: int = SERVING_LIMIT
+) -> Path:
     """Write the next version of a servable SavedModel atomically, and nothing else.
 
-    `tfdml.export.export_model` writes other formats too, compares each with the embedder, and adds a model card.
+    `tfdml.export.export_model` writes other formats too, compares each with the embedder, and adds
+    a model card.
 
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`.
@@ -248,27 +264,30 @@ def write_saved_model(
 ) -> None:
     """Write a SavedModel with these signatures; each takes a batch of any size, none included.
 
-    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32 of
-      length 1;
+    - `serving_default`: `image_bytes` (B,) strings, JPEG, PNG or WebP -> `embedding` (B, d) float32
+      of length 1;
     - `embed_images`: `images` (B, H, W, 3) uint8 of any size -> `embedding`;
-    - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an image, whose row is
-      then zero, or empty. For a server that puts the images of several clients into one batch.
+    - `embed_each`: `image_bytes` -> `embedding`, and `error` (B,) strings: what is wrong with an
+      image, whose row is then zero, or empty. For a server that puts the images of several clients
+      into one batch.
 
     With a tower of texts also:
 
-    - `embed_texts`: `texts` (B,) strings, UTF-8 -> `embedding`. It fails on the first text that is empty or does not
-      fit into the tokens, and names it.
+    - `embed_texts`: `texts` (B,) strings, UTF-8 -> `embedding`. It fails on the first text that is
+      empty or does not fit into the tokens, and names it.
 
     That of a `Head` has `serving_default` alone: `vectors` (B, D) float32 -> `embedding`.
 
-    The first two fail on the first image that cannot be decoded, and name it. Decoding, resizing and cropping happen
-    inside, by the functions that evaluation uses. The SavedModel needs TensorFlow only, neither Keras nor tfdml.
+    The first two fail on the first image that cannot be decoded, and name it. Decoding, resizing
+    and cropping happen inside, by the functions that evaluation uses. The SavedModel needs
+    TensorFlow only, neither Keras nor tfdml.
 
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`.
         folder: Where to write; an empty folder or none.
         max_pixels: Images whose header states more pixels are refused before they are decoded.
-        text_embedder: The tower of texts, with a tokenizer that TensorFlow runs; None: there is none.
+        text_embedder: The tower of texts, with a tokenizer that TensorFlow runs; None: there is
+            none.
     """
     spec = view_spec(embedder.view_shape)
     embed = _embedding_function(embedder, spec)
@@ -286,7 +305,10 @@ def write_saved_model(
 
         def embed_each(image_bytes: tf.Tensor) -> dict[str, tf.Tensor]:
             images, errors = views.each(image_bytes)
-            return {"embedding": tf.where((errors == "")[:, None], embed(images), 0.0), "error": errors}
+            return {
+                "embedding": tf.where((errors == "")[:, None], embed(images), 0.0),
+                "error": errors,
+            }
 
         text = tf.TensorSpec((None,), tf.string)
         endpoints = {
@@ -297,7 +319,10 @@ def write_saved_model(
     module = tf.Module()
     if text_embedder is not None:
         module.tokenizer = text_embedder.tokenizer  # whose tables are saved
-        endpoints["embed_texts"] = (_texts_endpoint(text_embedder), tf.TensorSpec((None,), tf.string))
+        endpoints["embed_texts"] = (
+            _texts_endpoint(text_embedder),
+            tf.TensorSpec((None,), tf.string),
+        )
     module.endpoints = {
         name: tf.function(function, input_signature=[spec], autograph=False)
         for name, (function, spec) in endpoints.items()
@@ -308,22 +333,27 @@ def write_saved_model(
         tf.saved_model.save(module, str(folder), signatures=dict(module.endpoints), options=options)
 
 
-def _embedding_function(embedder: AnyEmbedder, spec: tf.TensorSpec) -> Callable[[tf.Tensor], tf.Tensor]:
-    # Constants, which TensorFlow can fold into one another, run a third faster than variables; and the signatures share
-    # them.
+def _embedding_function(
+    embedder: AnyEmbedder, spec: tf.TensorSpec
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    # Constants, which TensorFlow can fold into one another, run a third faster than variables; and
+    # the signatures share them.
     network = frozen_module(embedder, embedder.view_shape, spec.dtype)
 
     @tf.function(input_signature=[spec], autograph=False)
     def embed(inputs: tf.Tensor) -> tf.Tensor:
         # TensorFlow's fused kernels fail on an empty batch; its answer is an empty one.
         none = tf.zeros((0, embedder.embedding_dim))
-        return tf.cond(tf.shape(inputs)[0] > 0, lambda: network.embed(inputs)["embedding"], lambda: none)
+        return tf.cond(
+            tf.shape(inputs)[0] > 0, lambda: network.embed(inputs)["embedding"], lambda: none
+        )
 
     return embed
 
 
 def _texts_endpoint(embedder: TextEmbedder) -> Callable[[tf.Tensor], dict[str, tf.Tensor]]:
-    """Return the function from strings to embeddings, which refuses what `TextEmbedder.tokenize` refuses."""
+    """Return the function from strings to embeddings, which refuses what `TextEmbedder.tokenize`
+    refuses."""
     embed = _embedding_function(embedder, tf.TensorSpec((None, *embedder.view_shape), tf.int32))
 
     def embed_texts(texts: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -339,7 +369,10 @@ def _texts_endpoint(embedder: TextEmbedder) -> Callable[[tf.Tensor], dict[str, t
 
 def model_files(folder: Path) -> list[Path]:
     """Return the files of a SavedModel that its answers come from."""
-    return [folder / "saved_model.pb", *sorted(file for file in (folder / "variables").rglob("*") if file.is_file())]
+    return [
+        folder / "saved_model.pb",
+        *sorted(file for file in (folder / "variables").rglob("*") if file.is_file()),
+    ]
 
 
 # The images of a request
@@ -349,16 +382,18 @@ def model_files(folder: Path) -> list[Path]:
 class RequestPreprocessor:
     """Views of the images of a request, by the functions that evaluation uses.
 
-    An image is refused by its header when it is empty, of no known format, or larger than the limit;
-    decoding finds the rest. A bad image is named by its place in the request.
+    An image is refused by its header when it is empty, of no known format, or larger than the
+    limit; decoding finds the rest. A bad image is named by its place in the request.
 
     Args:
         transform: The view.
-        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have, and no side may be
-            more than 100 times the other: a line of pixels, small as it is, becomes huge when it is enlarged.
+        max_pixels: Most pixels of an image. A quarter of it is what the resized image may have, and
+            no side may be more than 100 times the other: a line of pixels, small as it is, becomes
+            huge when it is enlarged.
 
     Example:
-        >>> views = RequestPreprocessor(EvaluationTransform(256, 224)).all_or_error(tf.constant([jpeg]), "image_bytes")
+        >>> views = RequestPreprocessor(EvaluationTransform(256,
+        ...     224)).all_or_error(tf.constant([jpeg]), "image_bytes")
     """
 
     transform: EvaluationTransform
@@ -370,7 +405,8 @@ class RequestPreprocessor:
         return tf.TensorSpec((self.transform.image_size, self.transform.image_size, 3), tf.uint8)
 
     def all_or_error(self, texts: tf.Tensor, name: str) -> tf.Tensor:
-        """Return the views of all images of a request, or an error that names the first that has none.
+        """Return the views of all images of a request, or an error that names the first that has
+        none.
 
         Args:
             texts: (B,) strings, the bytes of images.
@@ -380,7 +416,8 @@ class RequestPreprocessor:
             (B, S, S, 3) uint8.
 
         Raises:
-            tf.errors.InvalidArgumentError: An image cannot be decoded; it is named: `image_bytes[3] of 32: ...`.
+            tf.errors.InvalidArgumentError: An image cannot be decoded; it is named:
+                `image_bytes[3] of 32: ...`.
         """
 
         def together() -> tf.Tensor:
@@ -390,12 +427,14 @@ class RequestPreprocessor:
 
         def alone() -> tf.Tensor:
             view, fault = self._view_or_fault(texts[0])
-            check = tf.debugging.Assert(fault == "", [tf.strings.join([f"{name}[0] of 1: ", fault])])
+            check = tf.debugging.Assert(
+                fault == "", [tf.strings.join([f"{name}[0] of 1: ", fault])]
+            )
             with tf.control_dependencies([check]):
                 return view[None]
 
-        # The way for several costs two milliseconds, and a single image needs no name. Decoding it outside lets
-        # TensorFlow's own words through as well.
+        # The way for several costs two milliseconds, and a single image needs no name. Decoding it
+        # outside lets TensorFlow's own words through as well.
         return tf.cond(tf.size(texts) == 1, alone, together)
 
     def each(self, texts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -405,13 +444,15 @@ class RequestPreprocessor:
             texts: See `all_or_error`.
 
         Returns:
-            (B, S, S, 3) uint8, black where there is no view, and (B,) strings, empty where there is one.
+            (B, S, S, 3) uint8, black where there is no view, and (B,) strings, empty where there is
+            one.
         """
         count = tf.size(texts, out_type=tf.int64)
         items = tf.data.Dataset.from_tensor_slices(texts).enumerate()
         numbered = as_written(lambda index, text: (index, *self._view_or_fault(text)))
         items = items.map(numbered, num_parallel_calls=_SIDE_BY_SIDE)
-        # A data set is TensorFlow's only way to continue after an operation has failed. It needs an element to batch.
+        # A data set is TensorFlow's only way to continue after an operation has failed. It needs an
+        # element to batch.
         last = tf.data.Dataset.from_tensors((count, self._no_view(), tf.constant("")))
         outcomes = only(items.ignore_errors().concatenate(last).batch(count + 1))
         indices, views, faults = (column[:-1] for column in outcomes)
@@ -451,7 +492,8 @@ class RequestPreprocessor:
         )
 
     def size_fault(self, size: tf.Tensor) -> tf.Tensor:
-        """Return what forbids an image of this size to be decoded and resized, a scalar string; empty for nothing.
+        """Return what forbids an image of this size to be decoded and resized, a scalar string;
+        empty for nothing.
 
         Args:
             size: (2,) int64, height and width.
@@ -466,12 +508,22 @@ class RequestPreprocessor:
         if self.transform.resize_mode == "shorter":
             narrowest = max(min(NARROWEST, most // _RESIZED_SHARE // self.transform.resize**2), 1)
         stated = tf.strings.format("{} x {} pixels", (width, height))
-        narrow = tf.strings.join([stated, f", so narrow that one side is more than {narrowest} times the other"])
-        message = tf.where(tf.maximum(height, width) > narrowest * tf.minimum(height, width), narrow, "")
+        narrow = tf.strings.join(
+            [stated, f", so narrow that one side is more than {narrowest} times the other"]
+        )
+        message = tf.where(
+            tf.maximum(height, width) > narrowest * tf.minimum(height, width), narrow, ""
+        )
         # Divided, as the product of such sides may overflow.
         large = height > most // tf.maximum(width, 1)
-        message = tf.where(large, tf.strings.join([stated, f", more than the limit of {most}"]), message)
-        return tf.where((height < 1) | (width < 1), "its header states no size: it is damaged or cut off", message)
+        message = tf.where(
+            large, tf.strings.join([stated, f", more than the limit of {most}"]), message
+        )
+        return tf.where(
+            (height < 1) | (width < 1),
+            "its header states no size: it is damaged or cut off",
+            message,
+        )
 
     @functools.cached_property
     def _view_or_fault(self) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
@@ -515,28 +567,37 @@ def refuse(faults: tf.Tensor, name: str) -> tf.Operation:
 
 
 def warm_up_requests(signatures: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
-    """Yield requests of every signature for batches of several sizes: the signature, and its inputs by name.
+    """Yield requests of every signature for batches of several sizes: the signature, and its inputs
+    by name.
 
-    They hold a synthetic image, not one of the data set: a model must not contain somebody's photograph.
+    They hold a synthetic image, not one of the data set: a model must not contain somebody's
+    photograph.
 
     Args:
         signatures: The signatures of a loaded SavedModel.
     """
     ramp = np.arange(_WARM_UP_SIDE) * 255 // (_WARM_UP_SIDE - 1)
-    picture = np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], 255 - ramp[:, None]), -1).astype(np.uint8)
+    picture = np.stack(
+        np.broadcast_arrays(ramp[:, None], ramp[None], 255 - ramp[:, None]), -1
+    ).astype(np.uint8)
     jpeg = tf.io.encode_jpeg(picture).numpy()
     for size in _WARM_UP_SIZES:
         for name, signature in signatures.items():
             inputs = {}
             for key, spec in signature.structured_input_signature[1].items():
-                row = {tf.string: b"a" if key == "texts" else jpeg, tf.uint8: picture, tf.int32: 10}.get(spec.dtype)
+                row = {
+                    tf.string: b"a" if key == "texts" else jpeg,
+                    tf.uint8: picture,
+                    tf.int32: 10,
+                }.get(spec.dtype)
                 rows = [np.ones(spec.shape[1:]) if row is None else row] * size
                 inputs[key] = tf.constant(rows, spec.dtype).numpy()
             yield name, inputs
 
 
 def write_warm_up(folder: Path, signatures: Mapping[str, Any]) -> Path:
-    """Write the requests that TF Serving sends itself before it serves a version, so that no client waits.
+    """Write the requests that TF Serving sends itself before it serves a version, so that no client
+    waits.
 
     Args:
         folder: The SavedModel's.
@@ -576,7 +637,8 @@ def prediction_log(signature: str, **inputs: Any) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Return a field of Protocol Buffers' wire format that holds bytes: a key, the length, the content."""
+    """Return a field of Protocol Buffers' wire format that holds bytes: a key, the length, the
+    content."""
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 

@@ -1,9 +1,10 @@
-"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, patterns, JSON that anyone may have made.
+"""Files, local or where `fsspec` reaches: atomic writes, locks, checksums, patterns, JSON that
+anyone may have made.
 
 And how much memory is free.
 
-A local copy of what is in a store lies below one folder of this process, at the place that its URL names, so that
-`as_named` can turn every path back into the URL.
+A local copy of what is in a store lies below one folder of this process, at the place that its URL
+names, so that `as_named` can turn every path back into the URL.
 """
 
 import atexit
@@ -48,14 +49,19 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def in_store(path: str | os.PathLike) -> bool:
-    """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a server or database.
+    """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a
+    server or database.
 
     Example:
         >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars"), in_store("runs/cars")
         (True, False, False)
     """
     scheme, separator, _ = os.fspath(path).partition("://")
-    return bool(separator) and scheme not in ("http", "https") and scheme in fsspec.available_protocols()
+    return (
+        bool(separator)
+        and scheme not in ("http", "https")
+        and scheme in fsspec.available_protocols()
+    )
 
 
 def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -76,7 +82,9 @@ def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, s
         raise UserError(f"{path} cannot be reached: {short_message(error, 'first')}") from error
     except ImportError:  # of s3fs, gcsfs or another; Arrow knows the usual stores
         scheme, _, rest = os.fspath(path).partition("://")
-        authority, _, key = rest.partition("/")  # a key is taken as it is: a URL's escapes mean nothing in it
+        authority, _, key = rest.partition(
+            "/"
+        )  # a key is taken as it is: a URL's escapes mean nothing in it
         filesystem, base = _arrow(f"{scheme}://{authority}")
         return filesystem, f"{base.rstrip('/')}/{key}" if key else base
 
@@ -94,7 +102,8 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def local_copy(path: str | os.PathLike) -> str:
-    """Return a path; for a file or folder in a store, that of a local copy, which the first call downloads.
+    """Return a path; for a file or folder in a store, that of a local copy, which the first call
+    downloads.
 
     Args:
         path: A path or URL; there need not be anything.
@@ -126,7 +135,9 @@ def _download(url: str) -> str:
             os.makedirs(os.path.dirname(target), exist_ok=True)
             filesystem.get_file(name, target)
             if os.path.getsize(target) != entry["size"]:
-                raise OSError(f"{os.path.getsize(target):,} of {entry['size']:,} bytes of {name} have come")
+                raise OSError(
+                    f"{os.path.getsize(target):,} of {entry['size']:,} bytes of {name} have come"
+                )
     return local
 
 
@@ -179,12 +190,17 @@ def listing(folder: str | os.PathLike) -> list[str]:
     """
     filesystem, there = filesystem_of(folder)
     with _readable(folder), contextlib.suppress(FileNotFoundError):
-        return sorted(os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False))
+        return sorted(
+            os.path.basename(name.rstrip("/")) for name in filesystem.ls(there, detail=False)
+        )
     return []
 
 
-def walk(folder: str, onerror: Callable[[OSError], None] | None = None) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, also on other file systems. Links to folders are followed: the caller has to stop at a circle.
+def walk(
+    folder: str, onerror: Callable[[OSError], None] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """As `os.walk`, also on other file systems. Links to folders are followed: the caller has to
+    stop at a circle.
 
     Example:
         >>> [len(names) for _, _, names in walk("no/such/folder")]
@@ -222,8 +238,13 @@ def find(pattern: str) -> list[str]:
         if not filesystem.isdir(there):
             raise UserError(f"there is no folder {folder}")
         # To fsspec a bracket begins a set of characters.
-        names = filesystem.glob((there.rstrip("/") + pattern[len(folder) :]).replace("[", "[[]"), detail=True)
-    paths = sorted((name for name, entry in names.items() if entry["type"] == "file"), key=lambda name: name.split("/"))
+        names = filesystem.glob(
+            (there.rstrip("/") + pattern[len(folder) :]).replace("[", "[[]"), detail=True
+        )
+    paths = sorted(
+        (name for name, entry in names.items() if entry["type"] == "file"),
+        key=lambda name: name.split("/"),
+    )
     return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
 
 
@@ -299,10 +320,12 @@ def remove(path: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def atomic_write(path: _Path) -> Iterator[_Path]:
-    """Yield a temporary local path, renamed onto `path` when the block ends well, and removed when it does not.
+    """Yield a temporary local path, renamed onto `path` when the block ends well, and removed when
+    it does not.
 
-    It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A remote file is written
-    in a folder of its own first: object stores show nothing of it until it is whole.
+    It lies next to `path`, and keeps the suffix, which some writers go by. A link is followed. A
+    remote file is written in a folder of its own first: object stores show nothing of it until it
+    is whole.
 
     Args:
         path: The file to be written.
@@ -319,14 +342,19 @@ def atomic_write(path: _Path) -> Iterator[_Path]:
         with tempfile.TemporaryDirectory() as folder:
             temporary = os.path.join(folder, os.path.basename(path))
             yield type(path)(temporary)
-            # In a thread, where no signal raises: Arrow's stream, closed by an exception, would leave what was sent.
+            # In a thread, where no signal raises: Arrow's stream, closed by an exception, would
+            # leave what was sent.
             with user_errors(OSError, f"{path} cannot be written ({REASON})", keep="first"):
-                concurrent.futures.ThreadPoolExecutor(1).submit(filesystem.put_file, temporary, there).result()
+                concurrent.futures.ThreadPoolExecutor(1).submit(
+                    filesystem.put_file, temporary, there
+                ).result()
         return
     target = os.path.realpath(path)
     if os.path.exists(target) and not os.path.isfile(target):
         raise UserError(f"{path} is no regular file: name another")
-    temporary = os.path.join(os.path.dirname(target), f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}")
+    temporary = os.path.join(
+        os.path.dirname(target), f"{PARTIAL_PREFIX}{os.getpid()}-{os.path.basename(target)}"
+    )
     try:
         yield type(path)(temporary)
         with open(temporary, "rb") as file:
@@ -349,12 +377,18 @@ def unwritable(path: str | os.PathLike, error: OSError) -> UserError:
         'metrics.json cannot be written (Permission denied)'
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(f"{path} cannot be written: the disk is full; free some space and run the same command again")
-    return UserError(f"{path} cannot be written ({error.strerror or short_message(error, 'first')})")
+        return UserError(
+            f"{path} cannot be written: the disk is full; free some space and run the same command "
+            "again"
+        )
+    return UserError(
+        f"{path} cannot be written ({error.strerror or short_message(error, 'first')})"
+    )
 
 
 def require_local(path: str | os.PathLike, argument: str) -> None:
-    """Refuse a path of a file system of its own, which as a local one would be a folder called `gs:`.
+    """Refuse a path of a file system of its own, which as a local one would be a folder called
+    `gs:`.
 
     Args:
         path: The path.
@@ -379,7 +413,8 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         argument: The argument that names it.
 
     Raises:
-        UserError: It is something else than a file, its folder or bucket does not exist or may not be written.
+        UserError: It is something else than a file, its folder or bucket does not exist or may not
+            be written.
 
     Example:
         >>> require_writable("metrics.json", "json")
@@ -390,7 +425,9 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         path_is_free = not os.path.exists(path) or os.path.isfile(path)
         fits = path_is_free and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
     if not fits:
-        raise UserError(f"`{argument}={path}` cannot be written: name a file in a folder that is there")
+        raise UserError(
+            f"`{argument}={path}` cannot be written: name a file in a folder that is there"
+        )
 
 
 def write_whole(path: str | os.PathLike, data: bytes) -> None:
@@ -412,7 +449,9 @@ def write_whole(path: str | os.PathLike, data: bytes) -> None:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
-    write_whole(path, (as_named(json.dumps(_finite(value), indent=2, sort_keys=True)) + "\n").encode())
+    write_whole(
+        path, (as_named(json.dumps(_finite(value), indent=2, sort_keys=True)) + "\n").encode()
+    )
 
 
 def write_lines(path: Path, values: list[dict]) -> None:
@@ -430,9 +469,11 @@ def _finite(value: Any) -> Any:
 
 
 def cell_text(text: str) -> str:
-    """Return text for a cell of a CSV file; what a spreadsheet would take for a formula starts with an apostrophe.
+    """Return text for a cell of a CSV file; what a spreadsheet would take for a formula starts with
+    an apostrophe.
 
-    So does text that starts with an apostrophe, so that a reader who removes one gets the text back.
+    So does text that starts with an apostrophe, so that a reader who removes one gets the text
+    back.
 
     Example:
         >>> cell_text("=1+1"), cell_text("car.jpg")
@@ -444,7 +485,8 @@ def cell_text(text: str) -> str:
 
 
 def sweep(folder: str | os.PathLike) -> None:
-    """Remove what processes left in a local folder that were killed in the middle of writing a file.
+    """Remove what processes left in a local folder that were killed in the middle of writing a
+    file.
 
     Temporary files and folders of processes that still run stay.
 
@@ -462,7 +504,8 @@ def sweep(folder: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def partial_folder(parent: str | os.PathLike) -> Iterator[Path]:
-    """Yield a hidden folder in a local one; what is left of it after the block is removed, or by `sweep`.
+    """Yield a hidden folder in a local one; what is left of it after the block is removed, or by
+    `sweep`.
 
     Example:
         >>> with partial_folder("photos") as hidden:
@@ -488,7 +531,9 @@ def is_debris(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False) -> Iterator[None]:
+def locked(
+    folder: str | os.PathLike, argument: str, name: str = LOCK, wait: bool = False
+) -> Iterator[None]:
     """Hold the lock of a local folder. It ends with the block, at the latest with the process.
 
     Args:
@@ -522,7 +567,9 @@ def locked(folder: str | os.PathLike, argument: str, name: str = LOCK, wait: boo
         lock.release()
 
 
-def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: str = "") -> dict[str, Any]:
+def read_json(
+    path: str | os.PathLike, required: Kinds | None = None, remedy: str = ""
+) -> dict[str, Any]:
     """Return the JSON object in a file, local or on any file system that `fsspec` knows.
 
     Args:
@@ -531,15 +578,17 @@ def read_json(path: str | os.PathLike, required: Kinds | None = None, remedy: st
         remedy: What to do where the file is damaged, for the message.
 
     Raises:
-        UserError: There is no such file, it cannot be read or is no JSON object, or a key is missing or of another
-            type.
+        UserError: There is no such file, it cannot be read or is no JSON object, or a key is
+            missing or of another type.
 
     Example:
         >>> read_json("embeddings/cars/manifest.json", {"count": int})["count"]
         256
     """
     where = os.fspath(path)
-    with user_errors(Exception, f"{where} cannot be read ({REASON}){_and(remedy)}"):  # clients have their own errors
+    with user_errors(
+        Exception, f"{where} cannot be read ({REASON}){_and(remedy)}"
+    ):  # clients have their own errors
         data = read_bytes(where)
     return fields(parse_json(data, where, remedy), required or {}, where, remedy)
 
@@ -560,7 +609,9 @@ def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
         {'images': 3}
     """
     # Of an integer of thousands of digits, too.
-    with user_errors((ValueError, RecursionError), f"{where} is damaged: it is not JSON ({REASON}){_and(remedy)}"):
+    with user_errors(
+        (ValueError, RecursionError), f"{where} is damaged: it is not JSON ({REASON}){_and(remedy)}"
+    ):
         return json.loads(data)
 
 
@@ -569,7 +620,8 @@ def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[st
 
     Args:
         value: What should be the object.
-        required: The type, or types, of the value of each key. A bool is no int, and an int is a float.
+        required: The type, or types, of the value of each key. A bool is no int, and an int is a
+            float.
         where: Where it was found, for the message.
         remedy: As `read_json`.
 
@@ -587,7 +639,11 @@ def fields(value: Any, required: Kinds, where: str, remedy: str = "") -> dict[st
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)
         kinds += (int,) if float in kinds else ()
         item = value.get(key)
-        if key not in value or not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
+        if (
+            key not in value
+            or not isinstance(item, kinds)
+            or (isinstance(item, bool) and bool not in kinds)
+        ):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise UserError(f"{damaged}its key {key} must be {names}{_and(remedy)}")
     return value
@@ -622,7 +678,8 @@ def _and(remedy: str) -> str:
 
 
 def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
-    """Return the path of a file that a manifest names in its folder; a name that leads out of it is refused.
+    """Return the path of a file that a manifest names in its folder; a name that leads out of it is
+    refused.
 
     Links within the folder are followed: what they lead to, the owner of the folder has decided.
 
@@ -632,7 +689,8 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
         where: The manifest, for the message.
 
     Raises:
-        UserError: The name is no text, absolute, of another file system, or has a part that is empty, `.` or `..`.
+        UserError: The name is no text, absolute, of another file system, or has a part that is
+            empty, `.` or `..`.
 
     Example:
         >>> confined("embeddings", "embeddings-00000.npy", "embeddings/manifest.json")
@@ -640,7 +698,9 @@ def confined(folder: str | os.PathLike, name: Any, where: str) -> str:
     """
     parts = name.split("/") if isinstance(name, str) else [""]
     if {"", ".", ".."}.intersection(parts) or "\0" in name or "\\" in name or "://" in name:
-        raise UserError(f"{where} names a file outside its folder, {str(name)[:100]!r}, which is not opened")
+        raise UserError(
+            f"{where} names a file outside its folder, {str(name)[:100]!r}, which is not opened"
+        )
     return os.path.join(os.fspath(folder), name)
 
 
@@ -661,14 +721,17 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
     for name, entry in fields(files, {}, where).items():
         path = confined(folder, name, where)
         expected = fields(entry, {"sha256": str}, f"{where}: {name}")["sha256"]
-        with user_errors(OSError, f"{path}, which {where} lists, cannot be read ({REASON}){_and(remedy)}"):
+        with user_errors(
+            OSError, f"{path}, which {where} lists, cannot be read ({REASON}){_and(remedy)}"
+        ):
             digest = sha256_of(path)
         if digest != expected:
             raise UserError(f"{path} is damaged: its SHA-256 is not that in {where}{_and(remedy)}")
 
 
 def parse_flags(text: str) -> dict[str, str]:
-    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments (#) are left out.
+    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments
+    (#) are left out.
 
     Args:
         text: One flag a line, `--name=value`.
@@ -678,7 +741,11 @@ def parse_flags(text: str) -> dict[str, str]:
         {'ink': '3', 'paper': ''}
     """
     lines = (line.strip() for line in text.splitlines())
-    named = (line.removeprefix("--").partition("=") for line in lines if line and not line.startswith("#"))
+    named = (
+        line.removeprefix("--").partition("=")
+        for line in lines
+        if line and not line.startswith("#")
+    )
     return {name: value for name, _, value in named}
 
 
@@ -693,6 +760,8 @@ def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     for name, value in record.items():
         if isinstance(value, Mapping):
             numbers.update(flat(value, f"{prefix}{name}/"))
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        elif (
+            isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        ):
             numbers[f"{prefix}{name}"] = float(value)
     return numbers

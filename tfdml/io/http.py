@@ -1,4 +1,5 @@
-"""Parts of HTTP servers: a socket to listen at, the body of a request, work for clients, and uvicorn in a thread."""
+"""Parts of HTTP servers: a socket to listen at, the body of a request, work for clients, and
+uvicorn in a thread."""
 
 import asyncio
 import contextlib
@@ -35,12 +36,17 @@ def listen(host: str, port: int) -> socket.socket:
         ...     address_of(opened).startswith("http://127.0.0.1:")
         True
     """
-    with user_errors(OSError, f"`port={port}` of {host} cannot be opened: {REASON}; name another, or 0 for any"):
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    with user_errors(
+        OSError, f"`port={port}` of {host} cannot be opened: {REASON}; name another, or 0 for any"
+    ):
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        )
 
 
 def address_of(opened: socket.socket, host: str = "") -> str:
-    """Return the URL of a server, by the address that its socket is bound to or by another name of its host."""
+    """Return the URL of a server, by the address that its socket is bound to or by another name of
+    its host."""
     bound, port = opened.getsockname()[:2]
     host = host or bound
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -53,7 +59,8 @@ async def read_body(request: Request, most: int, seconds: float, dropped: int = 
         request: The request.
         most: Bytes that it may have.
         seconds: How long it may take to arrive.
-        dropped: Times `most` that are read of a larger one: a client that is still sending reads no refusal.
+        dropped: Times `most` that are read of a larger one: a client that is still sending reads no
+            refusal.
 
     Raises:
         HTTPException: 413, it is larger; 408, it did not arrive in time; 400, the client is gone.
@@ -73,12 +80,17 @@ async def read_body(request: Request, most: int, seconds: float, dropped: int = 
         raise HTTPException(400, "the request ended before its body did") from None
     if size > most:
         limit = f"{most / 2**20:g} MB"
-        raise HTTPException(413, f"the request is larger than the limit of {limit}: send fewer or smaller images")
+        raise HTTPException(
+            413, f"the request is larger than the limit of {limit}: send fewer or smaller images"
+        )
     return bytes(body)
 
 
-async def while_connected(request: Request, work: Awaitable[Any], seconds: float | None = None) -> Any:
-    """Return what work results in; it is cancelled when the client is gone, or after so many seconds.
+async def while_connected(
+    request: Request, work: Awaitable[Any], seconds: float | None = None
+) -> Any:
+    """Return what work results in; it is cancelled when the client is gone, or after so many
+    seconds.
 
     Args:
         request: The request, whose body was read.
@@ -109,11 +121,13 @@ async def while_connected(request: Request, work: Awaitable[Any], seconds: float
 def serving(
     app: ASGIApp, opened: socket.socket, grace: int = 0, connections: int = CONNECTIONS
 ) -> Iterator[threading.Thread]:
-    """Serve an application in a thread, so that signals end the main thread as in every other command.
+    """Serve an application in a thread, so that signals end the main thread as in every other
+    command.
 
     Args:
-        app: A Starlette application. At a socket for this machine alone it answers to names of this machine only: by
-            DNS rebinding, a page from elsewhere names itself and reaches this machine.
+        app: A Starlette application. At a socket for this machine alone it answers to names of this
+            machine only: by DNS rebinding, a page from elsewhere names itself and reaches this
+            machine.
         opened: The socket, listening.
         grace: Seconds that requests have to end after the block.
         connections: How many there may be at once.

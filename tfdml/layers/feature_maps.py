@@ -10,8 +10,8 @@ from tfdml.saving import SavedByArguments
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
-# Caffe models: blue, green, red, with these means taken off (keras.applications' own values, and those of the
-# published GoogLeNet and BN-Inception).
+# Caffe models: blue, green, red, with these means taken off (keras.applications' own values, and
+# those of the published GoogLeNet and BN-Inception).
 _MEANS_BGR = {
     "caffe": (103.939, 116.779, 123.68),
     "googlenet": (104.0, 117.0, 123.0),
@@ -23,10 +23,11 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
     """Pixels 0-255 in RGB order to what a backbone was trained on.
 
     Args:
-        mode: `"none"`: pixels as they are (backbones with their own preprocessing); `"unit"`: x / 255;
-            `"tf"`: x / 127.5 - 1; `"torch"`: ImageNet mean and deviation; `"caffe"`: BGR minus the ImageNet mean;
-            `"googlenet"` and `"bn_inception"`: BGR minus (104, 117, 123) and (104, 117, 128), as the Caffe models have
-            it; or a mapping with `scale` and `offset`, three numbers each: x * scale + offset.
+        mode: `"none"`: pixels as they are (backbones with their own preprocessing); `"unit"`: x /
+            255; `"tf"`: x / 127.5 - 1; `"torch"`: ImageNet mean and deviation; `"caffe"`: BGR minus
+            the ImageNet mean; `"googlenet"` and `"bn_inception"`: BGR minus (104, 117, 123) and
+            (104, 117, 128), as the Caffe models have it; or a mapping with `scale` and `offset`,
+            three numbers each: x * scale + offset.
 
     Raises:
         ValueError: `mode` is none of these.
@@ -47,7 +48,9 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
         # Scaled in float32 first: half precision has too few digits for differences of pixels.
         x = ops.cast(images, "float32")
         if isinstance(self.mode, dict):
-            x = x * ops.array(self.mode["scale"], "float32") + ops.array(self.mode["offset"], "float32")
+            x = x * ops.array(self.mode["scale"], "float32") + ops.array(
+                self.mode["offset"], "float32"
+            )
         elif self.mode == "unit":
             x = x / 255.0
         elif self.mode == "tf":
@@ -66,18 +69,21 @@ def _affine(mode: dict) -> dict[str, list[float]]:
 
 
 class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
-    """Max pooling whose windows start at the first row and column, and whose last ones may hang over the edge.
+    """Max pooling whose windows start at the first row and column, and whose last ones may hang
+    over the edge.
 
-    For n rows, windows of k rows and a stride of s, there are ceil((n - k) / s) + 1 rows of windows (never fewer than
-    one), and a window takes the maximum over the part of it that lies inside. This is Caffe's pooling without padding,
-    and PyTorch's `MaxPool2d(k, s, ceil_mode=True)`. Keras's `"valid"` drops the windows that hang over; its `"same"`
-    starts before the first row where n is odd.
+    For n rows, windows of k rows and a stride of s, there are ceil((n - k) / s) + 1 rows of windows
+    (never fewer than one), and a window takes the maximum over the part of it that lies inside.
+    This is Caffe's pooling without padding, and PyTorch's `MaxPool2d(k, s, ceil_mode=True)`.
+    Keras's `"valid"` drops the windows that hang over; its `"same"` starts before the first row
+    where n is odd.
 
     Args:
         pool_size: k.
         strides: s, at most k.
-        cover: Put a window at every s-th row: ceil(n / s) of them, as many as a convolution of odd size, padded by half
-            of it, has. For k = 3 and s = 2 that is one more where n is odd, and no difference where it is even.
+        cover: Put a window at every s-th row: ceil(n / s) of them, as many as a convolution of odd
+            size, padded by half of it, has. For k = 3 and s = 2 that is one more where n is odd,
+            and no difference where it is even.
 
     Raises:
         ValueError: A size is not positive, or windows would leave rows out.
@@ -93,18 +99,23 @@ class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
         self.strides = integer("strides", strides, at_least=1)
         self.cover = boolean("cover", cover)
         if strides > pool_size:
-            raise ValueError(f"{self.name}: need pool_size >= strides >= 1, not {pool_size} and {strides}")
+            raise ValueError(
+                f"{self.name}: need pool_size >= strides >= 1, not {pool_size} and {strides}"
+            )
 
     def call(self, x):
         """(B, h, w, c) -> (B, h', w', c)."""
         for axis in (1, 2):
             rows = ops.shape(x)[axis]
             needed = (self._windows(rows) - 1) * self.strides + self.pool_size
-            # The last row again changes no maximum of a window that holds it, and unlike -inf it can be quantized.
+            # The last row again changes no maximum of a window that holds it, and unlike -inf it
+            # can be quantized.
             last = x[:, -1:] if axis == 1 else x[:, :, -1:]
             x = ops.concatenate([x] + [last] * (self.pool_size - 1), axis=axis)
             x = x[:, :needed] if axis == 1 else x[:, :, :needed]
-        return ops.max_pool(x, self.pool_size, self.strides, padding="valid", data_format="channels_last")
+        return ops.max_pool(
+            x, self.pool_size, self.strides, padding="valid", data_format="channels_last"
+        )
 
     def _windows(self, rows):
         if self.cover:
@@ -125,14 +136,15 @@ class LocalResponseNormalization(keras.layers.Layer):
 
     y_c = x_c / (1 + 1e-4 / 5 * sum of x_j^2 over |j - c| <= 2)^0.75
 
-    as in Caffe's GoogLeNet, which divides by the number of channels (`tf.nn.local_response_normalization` does not).
+    as in Caffe's GoogLeNet, which divides by the number of channels
+    (`tf.nn.local_response_normalization` does not).
 
     Example:
         >>> tuple(LocalResponseNormalization()(keras.ops.ones((1, 2, 2, 64))).shape)
         (1, 2, 2, 64)
 
-    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks", NeurIPS 2012,
-    sec. 3.3.
+    Source: Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks",
+    NeurIPS 2012, sec. 3.3.
     """
 
     def call(self, x):
@@ -151,9 +163,10 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
 
     f_c = (1/N sum_i max(x_ic, 1e-6)^p)^(1/p)
 
-    p = 1 is the average, p -> infinity the maximum; one p for all channels, kept between 1 and 100 in training.
-    Features below 1e-6 count as 1e-6: of a network whose features have both signs, such as a transformer, the
-    negative ones have no part in it. Computed in float32 under every dtype policy.
+    p = 1 is the average, p -> infinity the maximum; one p for all channels, kept between 1 and 100
+    in training. Features below 1e-6 count as 1e-6: of a network whose features have both signs,
+    such as a transformer, the negative ones have no part in it. Computed in float32 under every
+    dtype policy.
 
     Args:
         power: p at the start, 1 to 100.
@@ -166,7 +179,8 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
         >>> float(GeneralizedMeanPooling2D(power=1.0)(x)[0, 0])
         2.0
 
-    Source: Radenovic, Tolias and Chum, "Fine-Tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, eq. 3.
+    Source: Radenovic, Tolias and Chum, "Fine-Tuning CNN Image Retrieval with No Human Annotation",
+    TPAMI 2019, eq. 3.
     """
 
     def __init__(self, power=3.0, **kwargs):
@@ -186,7 +200,8 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
     def call(self, x):
         """(B, h, w, c) -> (B, c)."""
         x = ops.maximum(ops.cast(x, "float32"), 1e-6)
-        # The mean of x / m, times m: powers of features stay in float32's range. Its value does not depend on m.
+        # The mean of x / m, times m: powers of features stay in float32's range. Its value does not
+        # depend on m.
         largest = ops.stop_gradient(ops.max(x, axis=(1, 2), keepdims=True))
         p = ops.convert_to_tensor(self.p)
         mean = ops.mean(ops.power(x / largest, p), axis=(1, 2))
@@ -203,15 +218,17 @@ class AttentionPooling2D(keras.layers.Layer):
 
     f = sum_i a_i x_i,  a = softmax_i(<q, x_i> / sqrt(c))
 
-    q starts at zero, so that the first weights are those of the average. Computed in float32 under every dtype policy.
+    q starts at zero, so that the first weights are those of the average. Computed in float32 under
+    every dtype policy.
 
     Example:
         >>> x = keras.random.normal((2, 7, 7, 16))
         >>> tuple(AttentionPooling2D()(x).shape)
         (2, 16)
 
-    Source: Lee et al., "Set Transformer", ICML 2019, sec. 3.2: pooling by attention to one seed, without projections of
-    its own (those of the network before it and the embedder's after it are there already).
+    Source: Lee et al., "Set Transformer", ICML 2019, sec. 3.2: pooling by attention to one seed,
+    without projections of its own (those of the network before it and the embedder's after it are
+    there already).
     """
 
     def __init__(self, **kwargs):
@@ -219,13 +236,18 @@ class AttentionPooling2D(keras.layers.Layer):
 
     def build(self, input_shape):
         """Create q."""
-        self.query = self.add_weight(shape=(input_shape[-1],), dtype="float32", initializer="zeros", name="query")
+        self.query = self.add_weight(
+            shape=(input_shape[-1],), dtype="float32", initializer="zeros", name="query"
+        )
 
     def weights_of(self, x):
-        """Return the weight of each position: (B, h, w, c) -> (B, h, w) float32, of sum 1 in each image."""
+        """Return the weight of each position: (B, h, w, c) -> (B, h, w) float32, of sum 1 in each
+        image."""
         sizes = ops.shape(x)
         fits = ops.matmul(ops.cast(x, "float32"), self.query) / math.sqrt(x.shape[-1])
-        return ops.reshape(ops.softmax(ops.reshape(fits, (-1, sizes[1] * sizes[2])), axis=-1), (-1, *sizes[1:3]))
+        return ops.reshape(
+            ops.softmax(ops.reshape(fits, (-1, sizes[1] * sizes[2])), axis=-1), (-1, *sizes[1:3])
+        )
 
     def call(self, x):
         """(B, h, w, c) -> (B, c)."""
@@ -238,8 +260,9 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
 
     z_m = x * sigmoid(V_m u + b_m), m = 1 .. M, at every position
 
-    with x the features, u the context (what an attention network makes of x), and V_m a 1 x 1 convolution to as many
-    channels as x has. The M convolutions are one with M c channels; each head's weights start Glorot-uniform.
+    with x the features, u the context (what an attention network makes of x), and V_m a 1 x 1
+    convolution to as many channels as x has. The M convolutions are one with M c channels; each
+    head's weights start Glorot-uniform.
 
     Args:
         heads: M.
@@ -262,7 +285,8 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
     def build(self, input_shape):
         """Create the convolutions."""
         features, context = input_shape
-        # One convolution's own initializer would take all heads for one layer and start them too small.
+        # One convolution's own initializer would take all heads for one layer and start them too
+        # small.
         bound = math.sqrt(6.0 / (context[-1] + features[-1]))
         self.convolution = keras.layers.Conv2D(
             self.heads * features[-1],
@@ -279,7 +303,9 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
         masks = self.convolution(context)
         sizes = ops.shape(masks)
         channels = masks.shape[-1] // self.heads
-        return ops.transpose(ops.reshape(masks, (-1, *sizes[1:3], self.heads, channels)), (0, 3, 1, 2, 4))
+        return ops.transpose(
+            ops.reshape(masks, (-1, *sizes[1:3], self.heads, channels)), (0, 3, 1, 2, 4)
+        )
 
     def call(self, inputs):
         """Features (B, h, w, c) and context (B, h, w, c') -> (B, M, h, w, c)."""
@@ -290,5 +316,7 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
         """(B, M, h, w, c)."""
         features, context = input_shape
         if tuple(features[1:3]) != tuple(context[1:3]):
-            raise ValueError(f"{self.name}: the masks are {context[1:3]}, the features {features[1:3]} in size")
+            raise ValueError(
+                f"{self.name}: the masks are {context[1:3]}, the features {features[1:3]} in size"
+            )
         return (features[0], self.heads, *features[1:])

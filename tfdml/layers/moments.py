@@ -12,19 +12,23 @@ from tfdml import pairwise
 from tfdml.arguments import boolean, integer, one_of
 from tfdml.saving import SavedByArguments
 
-# Moments that are computed at a time: wide enough for efficient products of matrices, narrow enough to stay small.
+# Moments that are computed at a time: wide enough for efficient products of matrices, narrow enough
+# to stay small.
 _BLOCK = 256
 
 
-def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shapes: Sequence[tuple]):
+def scan(
+    body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shapes: Sequence[tuple]
+):
     """Run `carry, outputs = body(carry, i)` for i = 0 .. length - 1, one step after another.
 
-    TensorFlow's graph executor works ahead of `keras.ops.while_loop` by up to ten steps, which costs ten times the
-    memory of one; here each step waits for the one before. There is no gradient through the loop: give one by
-    `tfdml.pairwise.custom_gradient`.
+    TensorFlow's graph executor works ahead of `keras.ops.while_loop` by up to ten steps, which
+    costs ten times the memory of one; here each step waits for the one before. There is no gradient
+    through the loop: give one by `tfdml.pairwise.custom_gradient`.
 
     Args:
-        body: From (carry, i), i an integer tensor, to the next carry and a tuple of float32 outputs.
+        body: From (carry, i), i an integer tensor, to the next carry and a tuple of float32
+            outputs.
         carry: A tensor, or a tuple of them.
         length: The number of steps, at least 1.
         shapes: The static shape of each output of a step, None where a size is not known.
@@ -33,7 +37,8 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
         The last carry, and a tuple of the outputs stacked: (length, ...).
 
     Example:
-        >>> total, (doubled,) = scan(lambda total, i: (total + i, (2.0 * keras.ops.cast(i, "float32"),)), 0, 3, [()])
+        >>> total, (doubled,) = scan(lambda total, i: (total + i, (2.0 * keras.ops.cast(i,
+        ...     "float32"),)), 0, 3, [()])
         >>> int(total), np.array(doubled)
         (3, array([0., 2., 4.], dtype=float32))
     """
@@ -46,7 +51,11 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
 
     def step(i, carry, arrays):
         carry, outputs = body(carry, i)
-        return i + 1, carry, tuple(array.write(i, output) for array, output in zip(arrays, outputs, strict=True))
+        return (
+            i + 1,
+            carry,
+            tuple(array.write(i, output) for array, output in zip(arrays, outputs, strict=True)),
+        )
 
     arrays = tuple(tf.TensorArray("float32", length, element_shape=shape) for shape in shapes)
     state = (tf.constant(0), carry, arrays)
@@ -55,18 +64,21 @@ def scan(body: Callable[[Any, Any], tuple[Any, tuple]], carry, length: int, shap
 
 
 def average_products(features, projections, lengths, trained=True, in_blocks=True):
-    """Averages over positions of the products of the first l projections, for each l of `lengths`, block by block.
+    """Averages over positions of the products of the first l projections, for each l of `lengths`,
+    block by block.
 
     m_l = (1/n) sum over positions p of (V_1 x_p) * ... * (V_l x_p)
 
-    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the products again.
+    Memory is that of three blocks (B n, 256), and of about 2 K for the gradient, which computes the
+    products again.
 
     Args:
         features: (B, n, c) float32.
         projections: K matrices V (d, c).
         lengths: Which products are averaged, each between 1 and K.
         trained: Whether a gradient to the projections is wanted.
-        in_blocks: False computes all at once, for formats that hold no loop. Memory is then that of all products.
+        in_blocks: False computes all at once, for formats that hold no loop. Memory is then that of
+            all products.
 
     Returns:
         (len(lengths), B, d) float32.
@@ -81,7 +93,9 @@ def average_products(features, projections, lengths, trained=True, in_blocks=Tru
     if trained:
         averages = pairwise.custom_gradient(products.averages)(features, *blocks)
     else:
-        averages = pairwise.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(features)
+        averages = pairwise.custom_gradient(lambda x: products.averages(x, *blocks, trained=False))(
+            features
+        )
     return averages if count * size == dim else averages[:, :, :dim]
 
 
@@ -93,7 +107,8 @@ def _in_blocks(matrix, count, size):
 
 
 class _Products:
-    """The blocks of `average_products`, one after another, with the gradient that `pairwise.custom_gradient` takes."""
+    """The blocks of `average_products`, one after another, with the gradient that
+    `pairwise.custom_gradient` takes."""
 
     def __init__(self, lengths, count, size):
         self.lengths = tuple(lengths)
@@ -101,7 +116,8 @@ class _Products:
         self.size = size
 
     def averages(self, features, *blocks, trained=True):
-        # Cut off from any tape, which would keep every block's products although gradient() never asks for them.
+        # Cut off from any tape, which would keep every block's products although gradient() never
+        # asks for them.
         features, blocks = ops.stop_gradient(features), tuple(map(ops.stop_gradient, blocks))
 
         def gradient(upstream):
@@ -119,19 +135,25 @@ class _Products:
                 projected = ops.matmul(rows, ops.transpose(self.take(matrices, i)))
                 product = projected if product is None else product * projected
                 if k + 1 in self.lengths:
-                    averages.append(ops.mean(ops.reshape(product, (batch, positions, self.size)), axis=1))
+                    averages.append(
+                        ops.mean(ops.reshape(product, (batch, positions, self.size)), axis=1)
+                    )
             return carry, (ops.stack(averages),)
 
         shape = (len(self.lengths), features.shape[0], self.size)
         _, (averages,) = scan(block, ops.zeros((), "float32"), self.count, [shape])
-        return ops.reshape(ops.transpose(averages, (1, 2, 0, 3)), (len(self.lengths), batch, self.count * self.size))
+        return ops.reshape(
+            ops.transpose(averages, (1, 2, 0, 3)),
+            (len(self.lengths), batch, self.count * self.size),
+        )
 
     def backward(self, features, blocks, upstream, trained):
         channels = features.shape[-1]
         rows = ops.reshape(features, (-1, channels))
         batch, positions = ops.shape(features)[:2]
         upstream = ops.reshape(
-            upstream / ops.cast(positions, "float32"), (len(self.lengths), batch, self.count, self.size)
+            upstream / ops.cast(positions, "float32"),
+            (len(self.lengths), batch, self.count, self.size),
         )
         upstream = ops.transpose(upstream, (2, 0, 1, 3))
 
@@ -141,11 +163,19 @@ class _Products:
             products = [projected[0]]
             for factor in projected[1:-1]:
                 products.append(products[-1] * factor)
-            by_length = dict(zip(self.lengths, ops.unstack(self.take(upstream, i), len(self.lengths)), strict=True))
+            by_length = dict(
+                zip(
+                    self.lengths,
+                    ops.unstack(self.take(upstream, i), len(self.lengths)),
+                    strict=True,
+                )
+            )
             gradient, matrix_gradients = None, []
             for k in reversed(range(len(blocks))):
                 if k + 1 in by_length:
-                    read_off = ops.broadcast_to(by_length[k + 1][:, None, :], (batch, positions, self.size))
+                    read_off = ops.broadcast_to(
+                        by_length[k + 1][:, None, :], (batch, positions, self.size)
+                    )
                     read_off = ops.reshape(read_off, (-1, self.size))
                     gradient = read_off if gradient is None else gradient + read_off
                 of_factor = gradient if k == 0 else gradient * products[k - 1]
@@ -171,24 +201,29 @@ _HIGHEST_ORDER = 100
 
 
 class HighOrderMoments(SavedByArguments, keras.layers.Layer):
-    """Approximate moments of order 2 to K of the features x at the positions of a map, averaged over positions.
+    """Approximate moments of order 2 to K of the features x at the positions of a map, averaged
+    over positions.
 
-    phi_2(x) = d^(-1/2) (W_1' x) * (W_2' x),    phi_k(x) = phi_{k-1}(x) * (W_k' x),    m_k = mean over x of phi_k(x)
+    phi_2(x) = d^(-1/2) (W_1' x) * (W_2' x),    phi_k(x) = phi_{k-1}(x) * (W_k' x),    m_k = mean
+    over x of phi_k(x)
 
-    with elementwise products and d = `dim`. Random projections of +-1 make <phi_k(x), phi_k(y)> an unbiased estimate of
-    <x, y>^k, up to the one factor 1/d that d^(-1/2) stands for.
+    with elementwise products and d = `dim`. Random projections of +-1 make <phi_k(x), phi_k(y)> an
+    unbiased estimate of <x, y>^k, up to the one factor 1/d that d^(-1/2) stands for.
 
-    The products, (positions, d) for each order, are never held: blocks of 256 moments are computed one after another,
-    and once more for the gradient. That costs a third more arithmetic, and 256 / d of the memory.
-    Weights, products and averages are float32 under every dtype policy: half precision overflows at order 5.
+    The products, (positions, d) for each order, are never held: blocks of 256 moments are computed
+    one after another, and once more for the gradient. That costs a third more arithmetic, and 256 /
+    d of the memory. Weights, products and averages are float32 under every dtype policy: half
+    precision overflows at order 5.
 
     Args:
         orders: K for the orders 2 .. K, or the orders themselves, ascending.
         dim: d, the number of moments of each order.
-        mode: `"cascaded"`: K trained projections, shared by the orders as above; `"independent"`: k trained projections
-            of its own for each order k; `"random"`: the same, but fixed at +-1 (Random Maclaurin).
+        mode: `"cascaded"`: K trained projections, shared by the orders as above; `"independent"`: k
+            trained projections of its own for each order k; `"random"`: the same, but fixed at +-1
+            (Random Maclaurin).
         scaled: False leaves out the factor d^(-1/2), as the authors' code does.
-        seed: Of the initial projections (Glorot uniform when they are trained); by default drawn from Keras's seed.
+        seed: Of the initial projections (Glorot uniform when they are trained); by default drawn
+            from Keras's seed.
 
     Raises:
         ValueError: An argument is none of the values above.
@@ -198,8 +233,8 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         >>> {order: tuple(value.shape) for order, value in moments.items()}
         {2: (4, 512), 3: (4, 512)}
 
-    Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, eq. 4 to 6 and algorithm 1; the modes are those of
-    tables 5, 4 and 3.
+    Source: Jacob et al., "Metric Learning With HORDE", ICCV 2019, eq. 4 to 6 and algorithm 1; the
+    modes are those of tables 5, 4 and 3.
     """
 
     def __init__(self, orders=5, dim=8192, mode="cascaded", scaled=True, seed=None, **kwargs):
@@ -214,7 +249,8 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
 
     @property
     def chains(self) -> list[tuple[int, tuple[int, ...]]]:
-        """The number of projections of each chain of products, and the orders that are read off it."""
+        """The number of projections of each chain of products, and the orders that are read off
+        it."""
         if self.mode == "cascaded":
             return [(self.orders[-1], self.orders)]
         return [(order, (order,)) for order in self.orders]
@@ -226,7 +262,9 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
             prefix = "" if self.mode == "cascaded" else f"order_{orders[0]}_"
             for k in range(length):
                 seed = None if self.seed is None else self.seed + len(self.projections)
-                self.projections.append(self._projection(f"{prefix}projection_{k + 1}", input_shape[-1], seed))
+                self.projections.append(
+                    self._projection(f"{prefix}projection_{k + 1}", input_shape[-1], seed)
+                )
 
     def _projection(self, name, channels, seed):
         shape = (self.dim, channels)
@@ -249,7 +287,9 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
         moments: dict = {}
         first = 0
         for length, orders in self.chains:
-            chain = [ops.convert_to_tensor(weight) for weight in self.projections[first : first + length]]
+            chain = [
+                ops.convert_to_tensor(weight) for weight in self.projections[first : first + length]
+            ]
             first += length
             averages = average_products(
                 features, chain, orders, trained=self.mode != "random", in_blocks=self.in_blocks
@@ -260,21 +300,27 @@ class HighOrderMoments(SavedByArguments, keras.layers.Layer):
 
     def compute_output_spec(self, features):
         """(B, d) float32 by order."""
-        return {order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32") for order in self.orders}
+        return {
+            order: keras.KerasTensor((features.shape[0], self.dim), dtype="float32")
+            for order in self.orders
+        }
 
 
 class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
     """Embeddings of the moments of a feature map: a bias-free dense layer for each order, then L2.
 
-    features (B, ..., c) -> reduction (optional) -> moments (B, dim) of each order -> dense (B, d) -> L2
+    features (B, ..., c) -> reduction (optional) -> moments (B, dim) of each order -> dense (B, d)
+    -> L2
 
     Args:
         orders: As in `HighOrderMoments`.
         dim: The number of moments of each order.
         embedding_dim: d; None for no dense layer: the moments themselves, of length 1.
         mode: As in `HighOrderMoments`.
-        reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the features first; None for none.
-        scaled: As in `HighOrderMoments`. No matter for the embeddings, whose length is 1 in any case.
+        reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the features
+            first; None for none.
+        scaled: As in `HighOrderMoments`. No matter for the embeddings, whose length is 1 in any
+            case.
         seed: As in `HighOrderMoments`.
 
     Raises:
@@ -310,9 +356,13 @@ class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
         #: The size of each embedding.
         self.output_dim = embedding_dim or self.dim
         self.reduce_to = reduce_to
-        self.reduction = keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
+        self.reduction = (
+            keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
+        )
         names = [f"order_{order}" for order in self.orders] if embedding_dim else []
-        self.dense = {name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names}
+        self.dense = {
+            name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names
+        }
 
     def build(self, input_shape):
         """Create the weights for features of the shape given."""
@@ -330,10 +380,13 @@ class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
         return {order: self._embed(order, moments[order]) for order in self.orders}
 
     def _embed(self, order, moments):
-        # The direction is all that matters: without its scale, x^5 of small features is not taken for a zero vector.
+        # The direction is all that matters: without its scale, x^5 of small features is not taken
+        # for a zero vector.
         largest = ops.stop_gradient(ops.max(ops.abs(moments), axis=-1, keepdims=True, initial=0.0))
         moments = moments / ops.where(largest > 0, largest, 1.0)
-        return pairwise.l2_normalize(self.dense[f"order_{order}"](moments) if self.dense else moments)
+        return pairwise.l2_normalize(
+            self.dense[f"order_{order}"](moments) if self.dense else moments
+        )
 
     def compute_output_spec(self, features):
         """(B, d) float32 by order."""
@@ -354,8 +407,11 @@ def as_orders(orders: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(orders, Sequence) and not isinstance(orders, str):
         listed = tuple(integer("each of orders", order) for order in orders)
     else:
-        # Moments beyond the hundredth are no use to anyone, and a list of a billion would take the memory first.
+        # Moments beyond the hundredth are no use to anyone, and a list of a billion would take the
+        # memory first.
         listed = tuple(range(2, integer("orders", orders, at_most=_HIGHEST_ORDER) + 1))
     if not listed or listed[0] < 2 or any(b <= a for a, b in itertools.pairwise(listed)):
-        raise ValueError(f"orders must be K >= 2 or ascending orders from 2 on, such as [2, 3], not {orders}")
+        raise ValueError(
+            f"orders must be K >= 2 or ascending orders from 2 on, such as [2, 3], not {orders}"
+        )
     return listed

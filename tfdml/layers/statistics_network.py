@@ -11,7 +11,8 @@ from tfdml.saving import SavedByArguments
 
 # Pairs whose activations are alive at a time, so that memory does not grow as B^2 x hidden.
 _CHUNK = 2**17
-# Where `root` looks for changes of sign, and how long: every third step halves a bracket of (high - low) / CELLS.
+# Where `root` looks for changes of sign, and how long: every third step halves a bracket of (high -
+# low) / CELLS.
 _CELLS = 256
 _MAX_STEPS = 48
 _PRECISION = 1e-7
@@ -20,12 +21,13 @@ _PRECISION = 1e-7
 class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     """V(d) = MLP(d) - d, a learned scalar function of a distance.
 
-    d -> Dense(H) -> LeakyReLU(0.1) -> (Dense(H) -> LeakyReLU(0.1)) x L -> Dense(1), minus d itself. Kernels start
-    Glorot-uniform and biases at 0, the last at `initial_root`, so that V starts as a straight line with a slope near -1
-    and its root near there. Weights and arithmetic are float32 under every dtype policy.
+    d -> Dense(H) -> LeakyReLU(0.1) -> (Dense(H) -> LeakyReLU(0.1)) x L -> Dense(1), minus d itself.
+    Kernels start Glorot-uniform and biases at 0, the last at `initial_root`, so that V starts as a
+    straight line with a slope near -1 and its root near there. Weights and arithmetic are float32
+    under every dtype policy.
 
-    Many distances are worked through in chunks whose activations are computed again for the gradient: memory is that
-    of the distances, not H times as much.
+    Many distances are worked through in chunks whose activations are computed again for the
+    gradient: memory is that of the distances, not H times as much.
 
     Args:
         hidden: H, the width of each hidden layer.
@@ -41,7 +43,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         >>> tuple(network(keras.ops.array([[0.3, 1.2]])).shape)
         (1, 2)
 
-    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq. 10 and 14.
+    Source: Kemertas et al., "RankMI: A Mutual Information Maximizing Ranking Loss", CVPR 2020, eq.
+    10 and 14.
     """
 
     def __init__(self, hidden=128, depth=2, negative_slope=0.1, initial_root=0.0, **kwargs):
@@ -56,27 +59,34 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         sizes = [1, *[self.hidden] * (self.depth + 1), 1]
         self.kernels, self.biases = [], []
         for i, shape in enumerate(itertools.pairwise(sizes)):
-            self.kernels.append(self.add_weight(name=f"kernel_{i}", shape=shape, initializer="glorot_uniform"))
+            self.kernels.append(
+                self.add_weight(name=f"kernel_{i}", shape=shape, initializer="glorot_uniform")
+            )
             start = keras.initializers.Constant(self.initial_root if i == self.depth + 1 else 0.0)
-            self.biases.append(self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer=start))
+            self.biases.append(
+                self.add_weight(name=f"bias_{i}", shape=shape[1:], initializer=start)
+            )
 
     def call(self, distances, frozen=False):
-        """V of each distance, in the same shape; `frozen` stops the gradient to the weights, not to the distances."""
+        """V of each distance, in the same shape; `frozen` stops the gradient to the weights, not to
+        the distances."""
         flat = ops.reshape(ops.cast(distances, "float32"), (-1,))
         values = self._in_chunks(flat, self._weights(frozen))
         return ops.reshape(values, ops.shape(distances))
 
     def value_and_slope(self, distances, frozen=False):
-        """V and dV/dd of a vector of distances (N,); both are differentiable with respect to the weights."""
+        """V and dV/dd of a vector of distances (N,); both are differentiable with respect to the
+        weights."""
         return self._value_and_slope(ops.cast(distances, "float32"), self._weights(frozen))
 
     def root(self, initial, low=0.0, high=2.0):
-        """Return the distance beta with V(beta) = 0 that is nearest to `initial`; no gradient flows through.
+        """Return the distance beta with V(beta) = 0 that is nearest to `initial`; no gradient flows
+        through.
 
-        Roots are bracketed where V changes its sign between neighbors of a grid of 257 points. In the bracket nearest
-        to `initial` Newton's iteration starts from the secant's zero; a step that would leave the bracket, and every
-        third step, halves it instead. So it ends after at most 48 steps, whatever V looks like, and is within 1e-6 of
-        a root.
+        Roots are bracketed where V changes its sign between neighbors of a grid of 257 points. In
+        the bracket nearest to `initial` Newton's iteration starts from the secant's zero; a step
+        that would leave the bracket, and every third step, halves it instead. So it ends after at
+        most 48 steps, whatever V looks like, and is within 1e-6 of a root.
 
         Args:
             initial: A scalar, usually the root before the last update of the weights.
@@ -84,7 +94,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
             high: Where it ends.
 
         Returns:
-            The root, a scalar; `initial` where V does not change its sign in the interval (see `find_root`).
+            The root, a scalar; `initial` where V does not change its sign in the interval (see
+            `find_root`).
 
         Example:
             >>> network = StatisticsNetwork()
@@ -95,7 +106,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return self.find_root(initial, low, high)[0]
 
     def find_root(self, initial, low=0.0, high=2.0):
-        """Return what `root` returns, and whether it is one: false where V does not change its sign in the interval."""
+        """Return what `root` returns, and whether it is one: false where V does not change its sign
+        in the interval."""
         weights = self._weights(frozen=True)
         initial = ops.stop_gradient(ops.cast(initial, "float32"))
         grid = ops.linspace(low, high, _CELLS + 1, dtype="float32")
@@ -108,12 +120,16 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         fall = left - right
         share = ops.where(fall == 0, 0.0, left / ops.where(fall == 0, 1.0, fall))
         # Zeros of the secants, where there is a root at all.
-        zeros = grid[:-1] + ops.clip(ops.where(changes, share, 0.0), 0.0, 1.0) * (grid[1:] - grid[:-1])
+        zeros = grid[:-1] + ops.clip(ops.where(changes, share, 0.0), 0.0, 1.0) * (
+            grid[1:] - grid[:-1]
+        )
         cell = ops.argmin(ops.where(changes, ops.abs(zeros - initial), float("inf")))
         found = ops.any(changes)
 
         def step(count, a, b, start, x, moved):
-            value, slope = (part[0] for part in self._value_and_slope(ops.reshape(x, (1,)), weights))
+            value, slope = (
+                part[0] for part in self._value_and_slope(ops.reshape(x, (1,)), weights)
+            )
             on_left = ops.sign(value) == ops.sign(start)
             a, b = ops.where(on_left, x, a), ops.where(on_left, b, x)
             newton = x - value / ops.where(slope == 0, 1.0, slope)
@@ -129,14 +145,24 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         def pick(vector):
             return ops.take(vector, cell)
 
-        begin = (ops.zeros((), "int32"), pick(grid[:-1]), pick(grid[1:]), pick(left), pick(zeros), ops.ones(()))
+        begin = (
+            ops.zeros((), "int32"),
+            pick(grid[:-1]),
+            pick(grid[1:]),
+            pick(left),
+            pick(zeros),
+            ops.ones(()),
+        )
         x = ops.while_loop(unfinished, step, begin)[4]
         return ops.stop_gradient(ops.where(found, x, initial)), found
 
     def _weights(self, frozen: bool) -> list:
-        # As tensors: TensorFlow's rematerialization would count the gradient of a variable among its arguments twice.
+        # As tensors: TensorFlow's rematerialization would count the gradient of a variable among
+        # its arguments twice.
         read = ops.stop_gradient if frozen else ops.copy
-        return [read(weight) for pair in zip(self.kernels, self.biases, strict=True) for weight in pair]
+        return [
+            read(weight) for pair in zip(self.kernels, self.biases, strict=True) for weight in pair
+        ]
 
     def _values(self, flat, *weights):
         x = flat[:, None]
@@ -149,7 +175,10 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def _value_and_slope(self, flat, weights):
         x, slope = flat[:, None], ops.ones_like(flat)[:, None]
         for i in range(0, len(weights), 2):
-            x, slope = pairwise.matmul(x, weights[i]) + weights[i + 1], pairwise.matmul(slope, weights[i])
+            x, slope = (
+                pairwise.matmul(x, weights[i]) + weights[i + 1],
+                pairwise.matmul(slope, weights[i]),
+            )
             if i + 2 < len(weights):
                 slope = ops.where(x > 0, slope, self.negative_slope * slope)
                 x = ops.leaky_relu(x, self.negative_slope)
@@ -164,7 +193,9 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         length = (size + chunks - 1) // chunks
         padded = ops.pad(flat, [[0, chunks * length - size]])
         again = keras.remat(self._values)
-        values = ops.map(lambda chunk: again(chunk, *weights), ops.reshape(padded, (chunks, length)))
+        values = ops.map(
+            lambda chunk: again(chunk, *weights), ops.reshape(padded, (chunks, length))
+        )
         return ops.reshape(values, (-1,))[:size]
 
     def compute_output_shape(self, input_shape):

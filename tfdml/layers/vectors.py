@@ -15,7 +15,8 @@ from tfdml.saving import SavedByArguments
 class L2Normalize(keras.layers.Layer):
     """x / |x| along the last axis, computed in float32 under every dtype policy.
 
-    A zero vector stays zero and gets a zero gradient (`keras.layers.UnitNormalization` gives it one of 1e12).
+    A zero vector stays zero and gets a zero gradient (`keras.layers.UnitNormalization` gives it one
+    of 1e12).
 
     Example:
         >>> np.array(L2Normalize()(keras.ops.array([[3.0, 4.0]])))
@@ -34,9 +35,9 @@ class L2Normalize(keras.layers.Layer):
 class CosineProxies(SavedByArguments, keras.layers.Layer):
     """Cosines between embeddings and one or more learned proxies per class.
 
-    s_ic = w_c . x_i / (|w_c| |x_i|), or s_ick for K proxies per class. Weights and arithmetic are float32 under every
-    dtype policy. The weight `proxies`, (C, d) or (C, K, d), starts uniform in +-1/sqrt(d) (the initialization of the
-    JRD authors' code: Kaiming uniform with a = sqrt 5).
+    s_ic = w_c . x_i / (|w_c| |x_i|), or s_ick for K proxies per class. Weights and arithmetic are
+    float32 under every dtype policy. The weight `proxies`, (C, d) or (C, K, d), starts uniform in
+    +-1/sqrt(d) (the initialization of the JRD authors' code: Kaiming uniform with a = sqrt 5).
 
     Args:
         num_classes: C, the number of training classes.
@@ -87,7 +88,8 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
         return ops.reshape(cosines, (-1, ops.shape(unit)[0], self.proxies_per_class))
 
     def of_classes(self, classes):
-        """Return the proxies of some classes, (n,) -> (n, d) or (n, K, d); on TensorFlow no others are read."""
+        """Return the proxies of some classes, (n,) -> (n, d) or (n, K, d); on TensorFlow no others
+        are read."""
         if keras.backend.backend() != "tensorflow":
             return ops.take(self.proxies, classes, axis=0)
         import tensorflow as tf
@@ -103,8 +105,9 @@ class CosineProxies(SavedByArguments, keras.layers.Layer):
 def draw_classes(labels, num_classes, size, seed):
     """Draw classes that the images of a batch are compared with: their own, and others at random.
 
-    The others, in the order of their numbers from a random start, are cut into equal runs, and one class of each is
-    drawn: all have the same chance, none comes twice, and the work does not grow with C.
+    The others, in the order of their numbers from a random start, are cut into equal runs, and one
+    class of each is drawn: all have the same chance, none comes twice, and the work does not grow
+    with C.
 
     Args:
         labels: (B,) integers; one outside 0 .. C - 1 belongs to no class.
@@ -113,10 +116,12 @@ def draw_classes(labels, num_classes, size, seed):
         seed: A `keras.random.SeedGenerator`.
 
     Returns:
-        (size,) integers, the classes, all different; and (B,) integers, the place of each image's own, or -1.
+        (size,) integers, the classes, all different; and (B,) integers, the place of each image's
+        own, or -1.
 
     Example:
-        >>> classes, places = draw_classes(keras.ops.array([7, 2, 7]), 9, 4, keras.random.SeedGenerator(0))
+        >>> classes, places = draw_classes(keras.ops.array([7, 2, 7]), 9, 4,
+        ...     keras.random.SeedGenerator(0))
         >>> np.array(places).tolist(), np.array(classes)[:2].tolist()
         ([1, 0, 1], [2, 7])
     """
@@ -124,7 +129,8 @@ def draw_classes(labels, num_classes, size, seed):
     labels = ops.cast(ops.where(inside, labels, num_classes), "int32")
     ordered = ops.sort(ops.concatenate([labels, ops.full((1,), num_classes, "int32")]))
     first = ops.logical_and(
-        ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]]), ordered < num_classes
+        ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]]),
+        ordered < num_classes,
     )
     # The batch's classes in order, then C as often as there are places left.
     own = ops.sort(ops.where(first, ordered, num_classes))
@@ -143,7 +149,9 @@ def draw_classes(labels, num_classes, size, seed):
     before = ops.where(before < count, own - before, num_classes)
     other = other + ops.cast(ops.searchsorted(before, other, side="right"), "int32")
     place = ops.arange(size, dtype="int32")
-    classes = ops.where(place < count, ops.take(own, ops.minimum(place, ops.shape(own)[0] - 1)), other)
+    classes = ops.where(
+        place < count, ops.take(own, ops.minimum(place, ops.shape(own)[0] - 1)), other
+    )
     return classes, ops.where(inside, ops.cast(ops.searchsorted(own, labels), "int32"), -1)
 
 
@@ -154,22 +162,25 @@ _EXACT = 4096
 class PrincipalComponents(SavedByArguments, keras.layers.Layer):
     """The first principal components of vectors: z = (x - mean) C.
 
-    `adapt(vectors)` fits the mean and the components, as `keras.layers.Normalization` is adapted; they are weights that
-    no optimizer trains, saved with the model. Each component points where its largest entry is positive.
+    `adapt(vectors)` fits the mean and the components, as `keras.layers.Normalization` is adapted;
+    they are weights that no optimizer trains, saved with the model. Each component points where its
+    largest entry is positive.
 
-    Up to 4,096 vectors or dimensions the decomposition is exact, in float64. Beyond, where a covariance of 25,088
-    dimensions would take 5 GB and its decomposition hours, it is scikit-learn's randomized one in the precision of the
-    vectors, always with the same random numbers: the leading components as exact, the last ones all but; in twice the
-    memory of the vectors.
+    Up to 4,096 vectors or dimensions the decomposition is exact, in float64. Beyond, where a
+    covariance of 25,088 dimensions would take 5 GB and its decomposition hours, it is
+    scikit-learn's randomized one in the precision of the vectors, always with the same random
+    numbers: the leading components as exact, the last ones all but; in twice the memory of the
+    vectors.
 
     Args:
         dim: d, the number of components.
-        whiten: Divide each component by its standard deviation in the vectors that `adapt` saw, s_i, to the power of
-            `power`: z_i / v_i^(power / 2) with v_i = (1 - shrinkage) s_i^2 + shrinkage v, v the mean variance of all
-            directions.
+        whiten: Divide each component by its standard deviation in the vectors that `adapt` saw,
+            s_i, to the power of `power`: z_i / v_i^(power / 2) with v_i = (1 - shrinkage) s_i^2 +
+            shrinkage v, v the mean variance of all directions.
         power: 1: all components vary alike; 0.5: half-way there; 0: as if not whitened.
-        shrinkage: How far the variances are drawn to their mean, 0 .. 1: above 0 directions in which the vectors hardly
-            differ, and which few vectors estimate badly, are enlarged less.
+        shrinkage: How far the variances are drawn to their mean, 0 .. 1: above 0 directions in
+            which the vectors hardly differ, and which few vectors estimate badly, are enlarged
+            less.
 
     Raises:
         ValueError: `dim` is not positive, or `power` or `shrinkage` is out of range.
@@ -195,7 +206,9 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
         if size < self.dim:
             raise ValueError(f"{self.name}: {self.dim} components of vectors of size {size}")
         self.mean = self.add_weight((size,), "zeros", trainable=False, name="mean")
-        self.components = self.add_weight((size, self.dim), "zeros", trainable=False, name="components")
+        self.components = self.add_weight(
+            (size, self.dim), "zeros", trainable=False, name="components"
+        )
 
     def adapt(self, vectors):
         """Fit to vectors.
@@ -204,26 +217,35 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
             vectors: (N, D) NumPy.
 
         Raises:
-            ValueError: There are not more vectors than components, one is not finite, or their size is not D.
+            ValueError: There are not more vectors than components, one is not finite, or their size
+                is not D.
         """
         vectors = np.asarray(vectors)
         if vectors.ndim != 2 or len(vectors) <= self.dim:
-            raise ValueError(f"{self.name}: fit() needs more than {self.dim} vectors, not {vectors.shape}")
+            raise ValueError(
+                f"{self.name}: fit() needs more than {self.dim} vectors, not {vectors.shape}"
+            )
         if not np.all(np.isfinite(vectors)):
             raise ValueError(f"{self.name}: the vectors are not all finite")
         if not self.weights:
             self.build(vectors.shape)
         if vectors.shape[1] != self.mean.shape[0]:
-            raise ValueError(f"{self.name}: the vectors have size {vectors.shape[1]}, not {self.mean.shape[0]}")
+            raise ValueError(
+                f"{self.name}: the vectors have size {vectors.shape[1]}, not {self.mean.shape[0]}"
+            )
         mean = vectors.mean(axis=0, dtype=np.float64)
         components, variances = _principal(vectors, mean, self.dim)
         if self.whiten:
-            mean_variance = vectors.var(axis=0, dtype=np.float64, ddof=1).mean() if self.shrinkage else 0.0
+            mean_variance = (
+                vectors.var(axis=0, dtype=np.float64, ddof=1).mean() if self.shrinkage else 0.0
+            )
             variances = (1 - self.shrinkage) * variances + self.shrinkage * mean_variance
             # A direction in which the vectors do not differ stays without weight.
             deviations = np.sqrt(variances)
             usable = deviations > 1e-6 * deviations[0]
-            components = components * np.where(usable, np.where(usable, deviations, 1.0) ** -self.power, 0.0)
+            components = components * np.where(
+                usable, np.where(usable, deviations, 1.0) ** -self.power, 0.0
+            )
         self.mean.assign(mean)
         self.components.assign(components)
         self.adapted = True
@@ -236,7 +258,9 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
     def call(self, x):
         """(B, D) -> (B, d)."""
         if not self.adapted:
-            raise ValueError(f"{self.name}: call adapt() on the vectors of the training images first")
+            raise ValueError(
+                f"{self.name}: call adapt() on the vectors of the training images first"
+            )
         return ops.matmul(ops.cast(x, "float32") - self.mean, self.components)
 
     def compute_output_spec(self, x):

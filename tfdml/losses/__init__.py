@@ -1,4 +1,5 @@
-"""Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one value per image."""
+"""Stateless losses, one family a file; each is `loss(labels, y_pred)`, and `loss.call` gives one
+value per image."""
 
 from tfdml.losses.base import PairLoss as PairLoss
 from tfdml.losses.classification import AMSoftmaxLoss as AMSoftmaxLoss
@@ -20,7 +21,9 @@ from tfdml.losses.contrastive import RankedListLoss as RankedListLoss
 from tfdml.losses.contrastive import VICRegLoss as VICRegLoss
 from tfdml.losses.pair_softmax import AngularLoss as AngularLoss
 from tfdml.losses.pair_softmax import CircleLoss as CircleLoss
-from tfdml.losses.pair_softmax import GeneralizedLiftedStructureLoss as GeneralizedLiftedStructureLoss
+from tfdml.losses.pair_softmax import (
+    GeneralizedLiftedStructureLoss as GeneralizedLiftedStructureLoss,
+)
 from tfdml.losses.pair_softmax import LiftedStructureLoss as LiftedStructureLoss
 from tfdml.losses.pair_softmax import MultiSimilarityLoss as MultiSimilarityLoss
 from tfdml.losses.pair_softmax import NPairLoss as NPairLoss

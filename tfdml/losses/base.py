@@ -1,4 +1,5 @@
-"""Base classes of the losses: `LabeledLoss` for integer labels, and `PairLoss` for pairs of the global batch."""
+"""Base classes of the losses: `LabeledLoss` for integer labels, and `PairLoss` for pairs of the
+global batch."""
 
 from collections.abc import Callable
 
@@ -16,13 +17,13 @@ _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 class LabeledLoss(SavedByArguments, keras.losses.Loss):
     """A Keras loss whose `y_true` are integer class labels (B,).
 
-    `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this class keeps them
-    integers. Subclasses define `image_losses(labels, y_pred)`, and keep each argument in the attribute of its name, by
-    which they are saved.
+    `keras.losses.Loss` casts labels to the loss's dtype, in which ids above 2^24 collide; this
+    class keeps them integers. Subclasses define `image_losses(labels, y_pred)`, and keep each
+    argument in the attribute of its name, by which they are saved.
 
     Args:
-        reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`, `"mean_with_sample_weight"` or
-            `"none"`.
+        reduction: As in Keras: `"sum_over_batch_size"` (the mean, default), `"sum"`,
+            `"mean_with_sample_weight"` or `"none"`.
         name: The loss's name in logs; by default that of the class, as `triplet_loss`.
     """
 
@@ -30,19 +31,22 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
         super().__init__(reduction=reduction, name=name or snake_case(type(self).__name__))
 
     def __call__(self, y_true, y_pred, sample_weight=None):
-        """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas as Keras does."""
+        """Compute the reduced loss of labels (B,) and predictions (B, ...), scaled for the replicas
+        as Keras does."""
         with keras.name_scope(self.name):
             values = self.call(y_true, y_pred)
             value = self.reduce(values, sample_weight)
             if self.reduction not in _MEANS or replicas.count() == 1:
                 return value
-            # Keras sums gradients over replicas, so each contributes its share of the global mean; for its logs it
-            # expects the local mean divided by their number, which differs if replicas hold unequal numbers of images.
+            # Keras sums gradients over replicas, so each contributes its share of the global mean;
+            # for its logs it expects the local mean divided by their number, which differs if
+            # replicas hold unequal numbers of images.
             exact = value * self._share(values, sample_weight)
             return exact + ops.stop_gradient(value / replicas.count() - exact)
 
     def call(self, labels, y_pred):
-        """Compute one value per image: labels in any form that `as_labels` takes, (B, ...) -> (B,)."""
+        """Compute one value per image: labels in any form that `as_labels` takes, (B, ...) ->
+        (B,)."""
         labels, y_pred = self.as_labels(labels), ops.convert_to_tensor(y_pred)
         pairwise.check_counts(self.name, labels, y_pred)
         values = self.image_losses(labels, ops.cast(y_pred, "float32"))
@@ -84,29 +88,32 @@ class LabeledLoss(SavedByArguments, keras.losses.Loss):
 class PairLoss(LabeledLoss):
     """A loss over the pairs of a batch of embeddings (B, d).
 
-    A subclass defines `anchor_losses(pairs)`, one value per anchor. It works unchanged on one device, on several
-    replicas and workers, with gradient caching, with a cross-batch memory and with label sets: `tfdml.pairs.Pairs`
-    holds what differs. Under a distribution strategy the pairs are those of the global batch, and the update equals
-    that of a single device on the whole batch.
+    A subclass defines `anchor_losses(pairs)`, one value per anchor. It works unchanged on one
+    device, on several replicas and workers, with gradient caching, with a cross-batch memory and
+    with label sets: `tfdml.pairs.Pairs` holds what differs. Under a distribution strategy the pairs
+    are those of the global batch, and the update equals that of a single device on the whole batch.
 
     Args:
-        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, where `"cosine"` is 1 - cos and
-            `"dot"` is -x.y; a registered name; or a `tfdml.mining.Distance` or function of two matrices. None for the
-            class's own. A loss that is defined on one measure takes no other.
-        mining: Which pairs count: one of the class's `own_mining`, a registered name such as `"easy_positive"`, or a
-            `tfdml.mining.Miner` or function from `Pairs` to `Pairs`. None for the first of `own_mining`.
-        positives: Which images belong together, where labels are sets, levels of a hierarchy or ids: a registered name,
-            or a `tfdml.mining.Relation` or function, such as `tfdml.mining.SameLabel(column)`. Labels are then rows
-            (B, L). Pairs are judged one by one, so that two positives of an image need not belong together. None for
-            equal labels.
+        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, where
+            `"cosine"` is 1 - cos and `"dot"` is -x.y; a registered name; or a
+            `tfdml.mining.Distance` or function of two matrices. None for the class's own. A loss
+            that is defined on one measure takes no other.
+        mining: Which pairs count: one of the class's `own_mining`, a registered name such as
+            `"easy_positive"`, or a `tfdml.mining.Miner` or function from `Pairs` to `Pairs`. None
+            for the first of `own_mining`.
+        positives: Which images belong together, where labels are sets, levels of a hierarchy or
+            ids: a registered name, or a `tfdml.mining.Relation` or function, such as
+            `tfdml.mining.SameLabel(column)`. Labels are then rows (B, L). Pairs are judged one by
+            one, so that two positives of an image need not belong together. None for equal labels.
         reduction: As in Keras, see `LabeledLoss`.
         name: The loss's name in logs; by default that of the class, as `triplet_loss`.
 
     Attributes:
         own_mining: What the class mines itself, by name; the first is the default.
-        whole_batch: Whether `anchor_losses` needs all anchors of the batch, because values depend on one another. Each
-            replica then computes them all.
-        within_batch: Whether the references must be the anchors themselves, so that no memory can be added to them.
+        whole_batch: Whether `anchor_losses` needs all anchors of the batch, because values depend
+            on one another. Each replica then computes them all.
+        within_batch: Whether the references must be the anchors themselves, so that no memory can
+            be added to them.
 
     Raises:
         ValueError: An argument is none of these.
@@ -115,12 +122,14 @@ class PairLoss(LabeledLoss):
         >>> @tfdml.register("loss")
         ... class NearestLoss(tfdml.losses.PairLoss):
         ...     def anchor_losses(self, pairs):
-        ...         nearest = keras.ops.min(keras.ops.where(pairs.negatives, pairs.distances(), 2.0), axis=1)
+        ...         nearest = keras.ops.min(keras.ops.where(pairs.negatives, pairs.distances(),
+        ...         2.0), axis=1)
         ...         return 2.0 - nearest
         >>> float(NearestLoss()([0, 1], [[1.0, 0.0], [0.0, 1.0]]))  # 2 - sqrt(2)
         0.5857864
         >>> model_and_make, by_make = [[0, 0], [1, 0], [2, 1]], tfdml.mining.SameLabel(column=1)
-        >>> float(tfdml.losses.TripletLoss(0.1, positives=by_make)(model_and_make, keras.ops.eye(3)))
+        >>> float(tfdml.losses.TripletLoss(0.1, positives=by_make)(model_and_make,
+        ...     keras.ops.eye(3)))
         0.1
     """
 
@@ -133,7 +142,9 @@ class PairLoss(LabeledLoss):
         super().__init__(**kwargs)
         if distance is not None:
             if "distance" in self.fixed:
-                raise ValueError(f"{self.name}: its distance is {self.distance!r}, leave `distance` out")
+                raise ValueError(
+                    f"{self.name}: its distance is {self.distance!r}, leave `distance` out"
+                )
             self.distance = component("distance", distance, "distance", pairwise.DISTANCES)
         mining = self.own_mining[0] if mining is None else mining
         self.mining: str | Miner | Callable = component("miner", mining, "mining", self.own_mining)
@@ -168,10 +179,17 @@ class PairLoss(LabeledLoss):
             kept = self.mining(pairs.without_gradient())
             if not isinstance(kept, Pairs):
                 name = getattr(self.mining, "__name__", type(self.mining).__name__)
-                raise ValueError(f"mining {name} must return pairs.keep(positives, negatives), not {kept!r}")
+                raise ValueError(
+                    f"mining {name} must return pairs.keep(positives, negatives), not {kept!r}"
+                )
             pairs = pairs.keep(kept.positives, kept.negatives)
         values = ops.convert_to_tensor(self.anchor_losses(pairs))
-        check_rank(self.name, values, 1, "one value per anchor (b,) from anchor_losses, which the base class reduces")
+        check_rank(
+            self.name,
+            values,
+            1,
+            "one value per anchor (b,) from anchor_losses, which the base class reduces",
+        )
         # A mask or a miner may hide a NaN.
         return values + nan_if_any(pairs.references)
 
@@ -187,20 +205,25 @@ class PairLoss(LabeledLoss):
         raise TypeError(f"{type(self).__name__} must define anchor_losses()")
 
     def mean_over(self, pairs: Pairs, rows, counted):
-        """Scale sums of the anchors, (b,), so that their mean is that over `counted`; as they are under `"sum"`."""
+        """Scale sums of the anchors, (b,), so that their mean is that over `counted`; as they are
+        under `"sum"`."""
         return rows if self.reduction == "sum" else pairs.scale_to_mean(rows, counted)
 
     def over_pairs(self, pairs: Pairs, values, mask):
-        """Compute one value per anchor, whose mean over anchors is the mean of `values` over the pairs of `mask`.
+        """Compute one value per anchor, whose mean over anchors is the mean of `values` over the
+        pairs of `mask`.
 
-        Under `reduction="sum"` these are the row sums, so that the loss is the plain sum over (ordered) pairs.
+        Under `reduction="sum"` these are the row sums, so that the loss is the plain sum over
+        (ordered) pairs.
 
         Args:
             pairs: The pairs that `anchor_losses` was given.
             values: (b, B), one for each pair; or (b, 1), one for each anchor.
             mask: Booleans of the same shape, the pairs that count.
         """
-        return self.mean_over(pairs, pairwise.masked_sum(values, mask, axis=1), pairwise.masked_count(mask))
+        return self.mean_over(
+            pairs, pairwise.masked_sum(values, mask, axis=1), pairwise.masked_count(mask)
+        )
 
 
 class CosinePairLoss(PairLoss):
@@ -211,7 +234,8 @@ class CosinePairLoss(PairLoss):
 
 
 def nan_if_any(x, axis=None):
-    """Return NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a gradient.
+    """Return NaN where `x` has a NaN along `axis` (by default anywhere), and 0 elsewhere; without a
+    gradient.
 
     Example:
         >>> np.array(nan_if_any(keras.ops.array([[1.0, float("nan")], [0.0, 1.0]]), axis=1))

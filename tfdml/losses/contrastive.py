@@ -1,4 +1,5 @@
-"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg, regression."""
+"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg,
+regression."""
 
 from keras import ops
 
@@ -15,16 +16,18 @@ class ContrastiveLoss(PairLoss):
 
     L = (1/|P|) sum over positives of d_ij + (1/|N|) sum over negatives of [margin - d_ij]_+
 
-    over ordered pairs of different images. With `distance="sqeuclidean"` and `reduction="sum"` this is eq. 2 of the
-    DML-DA paper (each unordered pair counted from both ends); with `distance="euclidean"` it is the form of
-    pytorch-metric-learning with its defaults, save that positives at distance 0 count in |P|.
+    over ordered pairs of different images. With `distance="sqeuclidean"` and `reduction="sum"` this
+    is eq. 2 of the DML-DA paper (each unordered pair counted from both ends); with
+    `distance="euclidean"` it is the form of pytorch-metric-learning with its defaults, save that
+    positives at distance 0 count in |P|.
 
     Args:
-        margin: Negatives further apart than this are left alone; in units of `distance`, and not negative save for
-            `"dot"` and for an object.
-        distance: As of `PairLoss`. With `"dot"` the positive term has no lower bound unless embeddings are normalized.
-        average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does; the push keeps its
-            strength when few are left) or `"all"` of them.
+        margin: Negatives further apart than this are left alone; in units of `distance`, and not
+            negative save for `"dot"` and for an object.
+        distance: As of `PairLoss`. With `"dot"` the positive term has no lower bound unless
+            embeddings are normalized.
+        average: |N| counts the `"active"` negatives only (those inside the margin, as HORDE does;
+            the push keeps its strength when few are left) or `"all"` of them.
         reduction: `"sum"` gives the plain sums over ordered pairs.
 
     Raises:
@@ -35,12 +38,14 @@ class ContrastiveLoss(PairLoss):
         >>> float(ContrastiveLoss(margin=1.0)([0, 0, 1], embeddings))  # 0.8 + (1 - 0.4)
         1.4
 
-    Source: Hadsell, Chopra, LeCun, CVPR 2006; Li et al., "Deep Metric Learning with Density Adaptivity", eq. 2.
+    Source: Hadsell, Chopra, LeCun, CVPR 2006; Li et al., "Deep Metric Learning with Density
+    Adaptivity", eq. 2.
     """
 
     def __init__(self, margin=1.0, distance="sqeuclidean", average="active", **kwargs):
         super().__init__(distance=distance, **kwargs)
-        # -x.y is negative where vectors are alike, as may be what an object gives; no other distance is below 0.
+        # -x.y is negative where vectors are alike, as may be what an object gives; no other
+        # distance is below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
         self.average = one_of("average", average, ("active", "all"))
@@ -55,9 +60,11 @@ class ContrastiveLoss(PairLoss):
 
 @register("loss")
 class CosineContrastiveLoss(CosinePairLoss):
-    """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the negatives.
+    """Contrastive loss on cosine similarities s_ij, squared in the positives and linear in the
+    negatives.
 
-    L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij - margin]_+ / 2
+    L = (1/|P|) sum over positives of (s_ij - 1)^2 / 2 + (1/|N|) sum over negatives of [s_ij -
+    margin]_+ / 2
 
     over ordered pairs of different images, with N the active negatives, those above the margin.
 
@@ -70,10 +77,12 @@ class CosineContrastiveLoss(CosinePairLoss):
 
     Example:
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
-        >>> float(CosineContrastiveLoss(margin=0.5)([0, 0, 1], embeddings))  # (0.6 - 1)^2 / 2 + (0.8 - 0.5) / 2
+        >>> float(CosineContrastiveLoss(margin=0.5)([0, 0, 1],
+        ...     embeddings))  # (0.6 - 1)^2 / 2 + (0.8 - 0.5) / 2
         0.23
 
-    Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE", ICCV 2019.
+    Source: the contrastive loss of the public code of Jacob et al., "Metric Learning With HORDE",
+    ICCV 2019.
     """
 
     def __init__(self, margin=0.5, **kwargs):
@@ -91,10 +100,12 @@ class CosineContrastiveLoss(CosinePairLoss):
 
 @register("loss")
 class CosineSimilarityLoss(CosinePairLoss):
-    """Regression of the cosine s_ij on a given, graded similarity t_ij: L = mean of (s_ij - t_ij)^2.
+    """Regression of the cosine s_ij on a given, graded similarity t_ij: L = mean of (s_ij -
+    t_ij)^2.
 
-    The mean is over ordered pairs whose similarity is known. It is given by a relation that returns similarities, such
-    as `tfdml.mining.GivenPairs` or `tfdml.mining.Jaccard`. With class labels it is 1 and 0.
+    The mean is over ordered pairs whose similarity is known. It is given by a relation that returns
+    similarities, such as `tfdml.mining.GivenPairs` or `tfdml.mining.Jaccard`. With class labels it
+    is 1 and 0.
 
     Args:
         low: The similarity that becomes a cosine of 0.
@@ -105,11 +116,13 @@ class CosineSimilarityLoss(CosinePairLoss):
         ValueError: `high` is not above `low`.
 
     Example:
-        >>> loss = CosineSimilarityLoss(positives=tfdml.mining.GivenPairs([(0, 1, 0.5), (1, 2, 0.2)]))
+        >>> loss = CosineSimilarityLoss(positives=tfdml.mining.GivenPairs([(0, 1, 0.5), (1, 2,
+        ...     0.2)]))
         >>> float(loss([0, 1, 2], [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # (0.1^2 + 0.6^2) / 2
         0.185
 
-    Source: Reimers, Gurevych, "Sentence-BERT", EMNLP 2019, the regression objective; `CosineSimilarityLoss` of
+    Source: Reimers, Gurevych, "Sentence-BERT", EMNLP 2019, the regression objective;
+    `CosineSimilarityLoss` of
         sentence-transformers.
     """
 
@@ -133,8 +146,8 @@ class BinomialDevianceLoss(CosinePairLoss):
     L = (1/|P|) sum over positives of ln(1 + exp(-alpha (s_ij - beta)))
       + (1/|N|) sum over negatives of ln(1 + exp(alpha C (s_ij - beta)))
 
-    over ordered pairs of different images, with C = `negative_cost` inside the exponent. `reduction="sum"` gives
-    eq. 10 of the ECAML paper, the plain sum over i, j (without i = j).
+    over ordered pairs of different images, with C = `negative_cost` inside the exponent.
+    `reduction="sum"` gives eq. 10 of the ECAML paper, the plain sum over i, j (without i = j).
 
     Args:
         alpha: Scale of the similarities.
@@ -150,8 +163,8 @@ class BinomialDevianceLoss(CosinePairLoss):
         >>> float(loss([0, 0], [[1.0, 0.0], [1.0, 0.0]]))  # ln(1 + exp(-1))
         0.3132617
 
-    Source: Yi, Lei, Li, "Deep Metric Learning for Practical Person Re-Identification", 2014; Chen and Deng, "Energy
-    Confused Adversarial Metric Learning", AAAI 2019, eq. 10.
+    Source: Yi, Lei, Li, "Deep Metric Learning for Practical Person Re-Identification", 2014; Chen
+    and Deng, "Energy Confused Adversarial Metric Learning", AAAI 2019, eq. 10.
     """
 
     def __init__(self, alpha=2.0, beta=0.5, negative_cost=25.0, **kwargs):
@@ -172,15 +185,16 @@ class BinomialDevianceLoss(CosinePairLoss):
 class MarginLoss(PairLoss):
     """Margin loss with distance-weighted negatives and a fixed boundary.
 
-    L = (1/#active) sum over positive pairs (a, p) of [d_ap - beta + alpha]_+ + [beta + alpha - d_an]_+
+    L = (1/#active) sum over positive pairs (a, p) of [d_ap - beta + alpha]_+ + [beta + alpha -
+    d_an]_+
 
-    with Euclidean distances, one negative n per ordered positive pair, and #active the number of terms above 0. n is
-    distributed as `tfdml.mining.negative_probabilities` says; the sum and #active are their expectations over it and
-    not one draw: the same gradient on average with none of the noise, and the same value in every process, on every
-    replica and under jit.
+    with Euclidean distances, one negative n per ordered positive pair, and #active the number of
+    terms above 0. n is distributed as `tfdml.mining.negative_probabilities` says; the sum and
+    #active are their expectations over it and not one draw: the same gradient on average with none
+    of the noise, and the same value in every process, on every replica and under jit.
 
-    The authors' code and pytorch-metric-learning draw n, and may learn beta (per class); here it is fixed at their
-    initial value.
+    The authors' code and pytorch-metric-learning draw n, and may learn beta (per class); here it is
+    fixed at their initial value.
 
     Args:
         alpha: The margin on either side of the boundary.
@@ -192,7 +206,8 @@ class MarginLoss(PairLoss):
 
     Example:
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
-        >>> float(MarginLoss()([0, 0, 1], embeddings))  # only [1.4 - sqrt(0.4)]_+, of the second anchor, is active
+        >>> float(MarginLoss()([0, 0, 1],
+        ...     embeddings))  # only [1.4 - sqrt(0.4)]_+, of the second anchor, is active
         0.7675445
 
     Source: Wu et al., "Sampling Matters in Deep Embedding Learning", ICCV 2017, sec. 4.
@@ -220,11 +235,13 @@ def margin_hinges(pairs, alpha, beta):
         beta: The boundary: a number, or (b, 1), one for each anchor.
 
     Returns:
-        (b,), the sum of each anchor's hinges, and the expected number of active ones of these anchors.
+        (b,), the sum of each anchor's hinges, and the expected number of active ones of these
+        anchors.
     """
     distances = pairs.distances("euclidean")
     positives = ops.cast(pairs.positives, "float32")
-    # Each positive of an anchor brings a negative: expected, the probability times the number of positives.
+    # Each positive of an anchor brings a negative: expected, the probability times the number of
+    # positives.
     drawn = ops.sum(positives, axis=1, keepdims=True) * negative_probabilities(pairs)
     pull, push = ops.relu(distances - beta + alpha), ops.relu(beta + alpha - distances)
     active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
@@ -238,23 +255,26 @@ class RankedListLoss(PairLoss):
     L = (1/B) sum over anchors i of (1 - balance) sum over P_i of w_ij (d_ij - (boundary - margin))
                                   + balance sum over N_i of w_ij (boundary - d_ij)
 
-    with P_i the positives further than boundary - margin, N_i the negatives nearer than the boundary, and weights that
-    grow with the violation and sum to 1 in each of these sets:
+    with P_i the positives further than boundary - margin, N_i the negatives nearer than the
+    boundary, and weights that grow with the violation and sum to 1 in each of these sets:
 
-    w_ij proportional to exp(T_p (d_ij - (boundary - margin))) in P_i, to exp(T_n (boundary - d_ij)) in N_i.
+    w_ij proportional to exp(T_p (d_ij - (boundary - margin))) in P_i, to exp(T_n (boundary - d_ij))
+    in N_i.
 
     Weights carry no gradient, as in the paper, so that they alone say how strongly a pair pulls
-    (pytorch-metric-learning's carry one). Positives keep a sphere of radius boundary - margin to themselves. The mean
-    is over all anchors, as in the paper and in pytorch-metric-learning, whose loss has no value for an anchor without
-    a violating positive; here such a set costs 0. Takes O(B^2) memory: 4,096 images at once are well possible.
+    (pytorch-metric-learning's carry one). Positives keep a sphere of radius boundary - margin to
+    themselves. The mean is over all anchors, as in the paper and in pytorch-metric-learning, whose
+    loss has no value for an anchor without a violating positive; here such a set costs 0. Takes
+    O(B^2) memory: 4,096 images at once are well possible.
 
     Args:
         margin: m, the gap between the spheres of positives and negatives.
-        boundary: The radius beyond which negatives cost nothing (the paper's alpha); at least `margin`.
+        boundary: The radius beyond which negatives cost nothing (the paper's alpha); at least
+            `margin`.
         negative_temperature: T_n; 0 weighs negatives alike.
         positive_temperature: T_p; 0, the paper's simpler form, weighs positives alike.
-        balance: The share of the negatives, 0 to 1 (pytorch-metric-learning's `imbalance`). The paper's sum of both is
-            twice the value at 0.5.
+        balance: The share of the negatives, 0 to 1 (pytorch-metric-learning's `imbalance`). The
+            paper's sum of both is twice the value at 0.5.
         reduction: `"sum"` gives the sum over anchors.
 
     Raises:
@@ -262,7 +282,8 @@ class RankedListLoss(PairLoss):
 
     Example:
         >>> embeddings = [[0.0, 0.0], [1.0, 0.0], [0.2, 0.0]]
-        >>> float(RankedListLoss(reduction="sum")([0, 0, 1], embeddings))  # ((0.2 + 1.0) + (0.2 + 0.4) + 0.9985) / 2
+        >>> float(RankedListLoss(reduction="sum")([0, 0, 1],
+        ...     embeddings))  # ((0.2 + 1.0) + (0.2 + 0.4) + 0.9985) / 2
         1.3992582
 
     Source: Wang et al., "Ranked List Loss for Deep Metric Learning", CVPR 2019, sec. 3.
@@ -287,13 +308,16 @@ class RankedListLoss(PairLoss):
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
         distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
-        pull = _weighted(distances - (self.boundary - self.margin), positives, self.positive_temperature)
+        pull = _weighted(
+            distances - (self.boundary - self.margin), positives, self.positive_temperature
+        )
         push = _weighted(self.boundary - distances, negatives, self.negative_temperature)
         return (1.0 - self.balance) * pull + self.balance * push
 
 
 def _weighted(violations, mask, temperature):
-    """Return the mean of each row's positive violations, weighted by exp(temperature * violation)."""
+    """Return the mean of each row's positive violations, weighted by exp(temperature *
+    violation)."""
     active = ops.logical_and(mask, violations > 0)
     logits = temperature * ops.stop_gradient(violations)
     shares = logits - pairwise.masked_logsumexp(logits, active, axis=1)[:, None]
@@ -301,47 +325,51 @@ def _weighted(violations, mask, temperature):
     return ops.sum(ops.stop_gradient(weights) * ops.where(active, violations, 0.0), axis=1)
 
 
-# Within the root of a variance, as in the paper: its gradient stays finite where a coordinate is constant.
+# Within the root of a variance, as in the paper: its gradient stays finite where a coordinate is
+# constant.
 _EPSILON = 1e-4
 
 
 @register("loss", alias="vicreg")
 class VICRegLoss(PairLoss):
-    """Variance-invariance-covariance regularization, with labels: positive pairs take the place of two views.
+    """Variance-invariance-covariance regularization, with labels: positive pairs take the place of
+    two views.
 
     L = invariance (1/|P|) sum over ordered positive pairs of |x_i - x_j|^2 / d
       + variance (1/d) sum over coordinates c of [deviation - sqrt(Var(x_c) + 0.0001)]_+
       + covariance (1/d) sum over c != c' of Cov(x_c, x_c')^2
 
-    with variances and covariances over the batch, divided by B - 1. It needs no negatives: coordinates that vary and
-    are not correlated keep the embeddings from one point. Squared distances are divided by d, as in the authors' code
-    and pytorch-metric-learning.
+    with variances and covariances over the batch, divided by B - 1. It needs no negatives:
+    coordinates that vary and are not correlated keep the embeddings from one point. Squared
+    distances are divided by d, as in the authors' code and pytorch-metric-learning.
 
-    The paper has two batches, of the two views of each image. The authors' code averages their variance terms and adds
-    up their covariance terms, with weights 25, 25 and 1. Here there is one batch with each term once, so that the same
-    weights are 25, 25 and 2, the defaults.
+    The paper has two batches, of the two views of each image. The authors' code averages their
+    variance terms and adds up their covariance terms, with weights 25, 25 and 1. Here there is one
+    batch with each term once, so that the same weights are 25, 25 and 2, the defaults.
 
-    Made for embeddings that are not normalized (`representation="projection"` of an `Embedder`). The coordinates of
-    unit vectors deviate by at most about d^-0.5: give that as `deviation`. Takes O(B^2 + d^2) memory: 4,096 images at
-    once are well possible.
+    Made for embeddings that are not normalized (`representation="projection"` of an `Embedder`).
+    The coordinates of unit vectors deviate by at most about d^-0.5: give that as `deviation`. Takes
+    O(B^2 + d^2) memory: 4,096 images at once are well possible.
 
     Args:
         invariance: The weight of the positive pairs.
         variance: The weight of the coordinates' variances.
         covariance: The weight of their covariances.
         deviation: The standard deviation that each coordinate is to have.
-        reduction: `"sum"` gives the sum over ordered positive pairs, and the other terms for each image.
+        reduction: `"sum"` gives the sum over ordered positive pairs, and the other terms for each
+            image.
 
     Raises:
         ValueError: An argument is negative.
 
     Example:
         >>> loss = VICRegLoss(invariance=1.0, variance=1.0, covariance=1.0)
-        >>> float(loss([0, 0, 1], [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]))  # 0 + (1 - 0.5774) + 0.3333^2
+        >>> float(loss([0, 0, 1], [[1.0, 0.0], [1.0, 0.0], [0.0,
+        ...     1.0]]))  # 0 + (1 - 0.5774) + 0.3333^2
         0.5336742
 
-    Source: Bardes, Ponce, LeCun, "VICReg: Variance-Invariance-Covariance Regularization for Self-Supervised Learning",
-    ICLR 2022, sec. 4.
+    Source: Bardes, Ponce, LeCun, "VICReg: Variance-Invariance-Covariance Regularization for
+    Self-Supervised Learning", ICLR 2022, sec. 4.
     """
 
     distance = "sqeuclidean"
@@ -360,7 +388,9 @@ class VICRegLoss(PairLoss):
         size, dim = (ops.cast(length, "float32") for length in ops.shape(pairs.references))
         pull = self.over_pairs(pairs, pairs.distances("sqeuclidean") / dim, pairs.positives)
         centered = pairs.references - ops.mean(pairs.references, axis=0, keepdims=True)
-        covariances = pairwise.matmul(ops.transpose(centered), centered) / ops.maximum(size - 1.0, 1.0)
+        covariances = pairwise.matmul(ops.transpose(centered), centered) / ops.maximum(
+            size - 1.0, 1.0
+        )
         variances = ops.diagonal(covariances)
         shortfall = ops.mean(ops.relu(self.deviation - ops.sqrt(variances + _EPSILON)))
         between = ops.sum(ops.square(covariances - ops.diag(variances))) / dim

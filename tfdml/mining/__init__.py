@@ -1,8 +1,8 @@
 """Miners, which choose the pairs that a loss learns from, and the base classes of your own.
 
-A loss takes a `Miner` as `mining` and a `Distance` as `distance`. A `Relation` decides which images belong together
-where labels are sets or hierarchies, or where pairs are given one by one. The functions compute masks, weights or
-indices from `tfdml.pairs.Pairs`.
+A loss takes a `Miner` as `mining` and a `Distance` as `distance`. A `Relation` decides which images
+belong together where labels are sets or hierarchies, or where pairs are given one by one. The
+functions compute masks, weights or indices from `tfdml.pairs.Pairs`.
 """
 
 from tfdml.mining.base import Distance as Distance

@@ -1,7 +1,7 @@
 """What a loss is composed of: a `Miner`, a `Distance` and a `Relation`.
 
-Each keeps its arguments in the attributes of their names, by which it is saved. `tfdml.register` gives it a name and
-lets a loss with it be loaded. A function of the same arguments works too.
+Each keeps its arguments in the attributes of their names, by which it is saved. `tfdml.register`
+gives it a name and lets a loss with it be loaded. A function of the same arguments works too.
 """
 
 import inspect
@@ -17,10 +17,11 @@ from tfdml.saving import Composed, restore
 
 
 class Distance(Composed):
-    """Computes how far apart embeddings are, for the `distance` of a loss; a subclass defines `__call__`.
+    """Computes how far apart embeddings are, for the `distance` of a loss; a subclass defines
+    `__call__`.
 
-    A loss also compares each vector with itself and does not use the value. The gradient must be finite there
-    (`tfdml.pairwise.safe_sqrt`).
+    A loss also compares each vector with itself and does not use the value. The gradient must be
+    finite there (`tfdml.pairwise.safe_sqrt`).
 
     Attributes:
         larger_is_closer: Whether it is a similarity. The loss and its margin then use its negative.
@@ -48,8 +49,8 @@ class Miner(Composed):
     Every replica calls it, so its result must depend on the pairs alone.
 
     Attributes:
-        whole_batch: Whether it needs all anchors of the batch, for example to find the hardest pairs of all. By default
-            it chooses for each anchor alone.
+        whole_batch: Whether it needs all anchors of the batch, for example to find the hardest
+            pairs of all. By default it chooses for each anchor alone.
 
     Example:
         >>> @tfdml.register("miner")
@@ -68,9 +69,10 @@ class Miner(Composed):
         """Return the pairs to keep.
 
         Args:
-            pairs: `tfdml.pairs.Pairs`, through which no gradient flows. `pairs.distances()` are those of the loss's
-                `distance`, smaller is more alike; for losses on cosines s, 1 - s. `pairs.distances("sqeuclidean")`
-                and the other names are computed from the embeddings.
+            pairs: `tfdml.pairs.Pairs`, through which no gradient flows. `pairs.distances()` are
+                those of the loss's `distance`, smaller is more alike; for losses on cosines s, 1 -
+                s. `pairs.distances("sqeuclidean")` and the other names are computed from the
+                embeddings.
 
         Returns:
             Pairs with fewer positives and negatives: `pairs.keep(positives, negatives)`.
@@ -79,7 +81,8 @@ class Miner(Composed):
 
 
 class Relation(Composed):
-    """Decides which images belong together, for the `positives` of a loss; a subclass defines `__call__`.
+    """Decides which images belong together, for the `positives` of a loss; a subclass defines
+    `__call__`.
 
     Example:
         >>> @tfdml.register("relation")
@@ -100,16 +103,17 @@ class Relation(Composed):
     threshold = 0.5
 
     def __call__(self, a, b):
-        """Return whether each image of `a` and each image of `b` belong together; the order must not matter.
+        """Return whether each image of `a` and each image of `b` belong together; the order must
+        not matter.
 
         Args:
             a: (N, L) integers, the labels of each image; L = 1 where it has a single one.
             b: (M, L).
 
         Returns:
-            (N, M) booleans; or floats, similarities: pairs of at least `threshold` are positives, those below are
-            negatives, and those of which it is not known (NaN) are neither. The value of an image with itself is not
-            used.
+            (N, M) booleans; or floats, similarities: pairs of at least `threshold` are positives,
+            those below are negatives, and those of which it is not known (NaN) are neither. The
+            value of an image with itself is not used.
         """
         raise TypeError(f"{type(self).__name__} must define __call__(a, b)")
 
@@ -137,19 +141,23 @@ class SameLabel(Relation):
     def __call__(self, a, b):
         """Whether the labels are the same: (N, L), (M, L) -> (N, M)."""
         if a.shape[1] is not None and self.column >= a.shape[1]:
-            raise ValueError(f"column={self.column}, but the labels have {a.shape[1]} columns, from 0")
+            raise ValueError(
+                f"column={self.column}, but the labels have {a.shape[1]} columns, from 0"
+            )
         return a[:, self.column][:, None] == b[:, self.column][None, :]
 
 
 @register("relation")
 @keras.saving.register_keras_serializable("tfdml")
 def shares_a_label(a, b):
-    """Whether two images have a label in common, of label sets as rows of 0 and 1: (N, L), (M, L) -> (N, M).
+    """Whether two images have a label in common, of label sets as rows of 0 and 1: (N, L), (M, L)
+    -> (N, M).
 
     Example:
         >>> sets = [[1, 1, 0], [0, 1, 1], [0, 0, 1]]
         >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=tfdml.mining.shares_a_label)
-        >>> float(loss(sets, [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]))  # (0.8 + 0.4) / 2; the others are beyond the margin
+        >>> float(loss(sets, [[1.0, 0.0], [0.6, 0.8], [0.0,
+        ...     1.0]]))  # (0.8 + 0.4) / 2; the others are beyond the margin
         0.6
     """
     a, b = ops.cast(a > 0, "float32"), ops.cast(b > 0, "float32")
@@ -159,7 +167,8 @@ def shares_a_label(a, b):
 @register("relation")
 @keras.saving.register_keras_serializable("tfdml")
 def same_label_or_text(a, b):
-    """Whether two items agree in a column, such as their label or the number of their text: (N, L), (M, L) -> (N, M).
+    """Whether two items agree in a column, such as their label or the number of their text: (N, L),
+    (M, L) -> (N, M).
 
     Example:
         >>> label_and_text = keras.ops.array([[0, 7], [0, 8], [1, 8], [2, 9]])
@@ -198,21 +207,23 @@ class Jaccard(Relation):
 
 @register("relation")
 class GivenPairs(Relation):
-    """Pairs that are listed one by one, of images whose labels are their ids. Pairs that are not listed are unknown.
+    """Pairs that are listed one by one, of images whose labels are their ids. Pairs that are not
+    listed are unknown.
 
-    Memory and time of a batch are O(B^2 log P), so that a million pairs cost little more than a thousand. Each copy of
-    the loss that is saved holds them all.
+    Memory and time of a batch are O(B^2 log P), so that a million pairs cost little more than a
+    thousand. Each copy of the loss that is saved holds them all.
 
     Args:
-        pairs: (P, 3) rows `(a, b, similarity)`: two ids, integers from 0 to 2^31 - 1, and 1 for similar or 0 for not,
-            or any finite number. The order of the two does not matter.
+        pairs: (P, 3) rows `(a, b, similarity)`: two ids, integers from 0 to 2^31 - 1, and 1 for
+            similar or 0 for not, or any finite number. The order of the two does not matter.
         threshold: From which similarity on a pair is a positive.
 
     Raises:
         ValueError: Not such rows, or a pair has two similarities.
 
     Example:
-        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=GivenPairs([(7, 8, 1), (8, 9, 0)]))
+        >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=GivenPairs([(7, 8, 1), (8, 9,
+        ...     0)]))
         >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
         >>> float(loss([7, 8, 9], embeddings))  # 0.8 + (1 - 0.4); nothing of 7 and 9
         1.4
@@ -222,7 +233,9 @@ class GivenPairs(Relation):
         self.threshold = number("threshold", threshold)
         rows = np.asarray(pairs, np.float64)
         if rows.ndim != 2 or rows.shape[1] != 3 or not len(rows) or not np.isfinite(rows).all():
-            raise ValueError(f"pairs must be (P, 3) finite numbers (a, b, similarity), not of shape {rows.shape}")
+            raise ValueError(
+                f"pairs must be (P, 3) finite numbers (a, b, similarity), not of shape {rows.shape}"
+            )
         ends = rows[:, :2].astype(np.int64)
         if (ends != rows[:, :2]).any() or ends.min() < 0 or ends.max() > np.iinfo(np.int32).max:
             raise ValueError("the ids of pairs must be integers from 0 to 2^31 - 1")
@@ -231,7 +244,9 @@ class GivenPairs(Relation):
         twice = np.flatnonzero((both[1:, :2] == both[:-1, :2]).all(axis=1))
         if len(twice):
             a, b, similarity = both[twice[0]]
-            raise ValueError(f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others")
+            raise ValueError(
+                f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others"
+            )
         self.pairs = both[both[:, 0] <= both[:, 1]]
         self._ids, starts = np.unique(both[:, 0].astype(np.int32), return_index=True)
         # The last entries are those of an image without any pair.
@@ -240,11 +255,15 @@ class GivenPairs(Relation):
         self._similarities = np.append(both[:, 2], np.nan).astype(np.float32)
 
     def __call__(self, a, b):
-        """Look the pairs up: (N, 1), (M, 1) ids -> (N, M) float32, NaN where a pair is not listed."""
+        """Look the pairs up: (N, 1), (M, 1) ids -> (N, M) float32, NaN where a pair is not
+        listed."""
         a, b = ops.cast(a[:, 0], "int32"), ops.cast(b[:, 0], "int32")
         place = ops.clip(ops.searchsorted(self._ids, a), 0, len(self._ids) - 1)
         place = ops.where(ops.take(self._ids, place) == a, place, len(self._ids))
-        low, end = ops.take(self._starts, place)[:, None], ops.take(self._starts, place + 1)[:, None]
+        low, end = (
+            ops.take(self._starts, place)[:, None],
+            ops.take(self._starts, place + 1)[:, None],
+        )
         high = end
         # Each image of b among the partners of each of a, by bisection.
         for _ in range(int(np.diff(self._starts).max()).bit_length()):
@@ -264,7 +283,8 @@ def component(kind: str, value: Any, argument: str, names: tuple[str, ...] = ())
 
     Args:
         kind: `"distance"`, `"miner"` or `"relation"`.
-        value: One of `names`, a registered name, an object or function, or the serialized form of one.
+        value: One of `names`, a registered name, an object or function, or the serialized form of
+            one.
         argument: The name of the loss's argument, for the message.
         names: What the loss itself knows.
 
@@ -282,6 +302,7 @@ def component(kind: str, value: Any, argument: str, names: tuple[str, ...] = ())
         choices = ", ".join((*names, *registered(kind)))
         raise ValueError(
             f"{argument} must be one of {choices}, or a function or an object (of a subclass of "
-            f"tfdml.mining.{kind.capitalize()}) that is called with {_CALLED_WITH[kind]}, not {value!r}"
+            f"tfdml.mining.{kind.capitalize()}) that is called with {_CALLED_WITH[kind]}, not "
+            f"{value!r}"
         )
     return value

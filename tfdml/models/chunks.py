@@ -3,16 +3,18 @@
 On Keras's TensorFlow backend:
 
 1. `Chunks.represent` embeds the images in chunks, without keeping activations.
-2. `MetricLearner` computes the loss of the whole batch, with the gradient with respect to the representations that
-   objectives read (and to the weights that they use there).
-3. `Chunks.gradients` embeds the images again, chunk by chunk, and propagates that gradient to the weights. The sum over
-   chunks is the gradient of the batch.
+2. `MetricLearner` computes the loss of the whole batch, with the gradient with respect to the
+   representations that objectives read (and to the weights that they use there).
+3. `Chunks.gradients` embeds the images again, chunk by chunk, and propagates that gradient to the
+   weights. The sum over chunks is the gradient of the batch.
 
 On JAX, which differentiates the step as a whole, `represent_in_chunks` does 1, and its gradient 3.
 
-Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving statistics once.
+Layers with a random state, such as dropout, draw the same in both passes. A chunk updates moving
+statistics once.
 
-Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup", RepL4NLP 2021.
+Source: Gao et al., "Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup",
+RepL4NLP 2021.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ def _sum(a, b):
 
 
 class Chunks:
-    """The representations of a batch and the gradient through them, a chunk of the images at a time.
+    """The representations of a batch and the gradient through them, a chunk of the images at a
+    time.
 
     Args:
         learner: A `MetricLearner`.
@@ -61,7 +64,8 @@ class Chunks:
         self.before = _values(self.states)
 
     def represent(self, tape) -> dict:
-        """Return the representations of the batch that objectives read; leaves in place what the chunks have changed.
+        """Return the representations of the batch that objectives read; leaves in place what the
+        chunks have changed.
 
         Args:
             tape: Records the loss of them, but not how they are computed.
@@ -76,14 +80,18 @@ class Chunks:
         return self.representations
 
     def gradients(self, tape, loss, variables: list) -> list:
-        """Return the gradient of a loss that the tape has recorded for each variable; None where there is none."""
+        """Return the gradient of a loss that the tape has recorded for each variable; None where
+        there is none."""
         direct, upstream = tape.gradient(loss, [variables, self.representations])
         upstream = {name: value for name, value in upstream.items() if value is not None}
         # What objectives draw they read after the representations.
         drawn = self.learner.drawn_weight_ids
         others = [variable for variable in variables if id(variable) not in drawn]
         through = dict(zip(map(id, others), self._through(upstream, others), strict=True))
-        return [_sum(own, through.get(id(variable))) for own, variable in zip(direct, variables, strict=True)]
+        return [
+            _sum(own, through.get(id(variable)))
+            for own, variable in zip(direct, variables, strict=True)
+        ]
 
     def _through(self, upstream: dict, variables: list) -> list:
         """Return the gradients through the representations, from those with respect to them."""
@@ -100,8 +108,12 @@ class Chunks:
             own = [tf.identity(weight) for weight in weights]
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(own)
-                representations, states = self._run(self._take(take), states, zip(variables, own, strict=True))
-            found = tape.gradient([representations[name] for name in names], own, [take(value) for value in given])
+                representations, states = self._run(
+                    self._take(take), states, zip(variables, own, strict=True)
+                )
+            found = tape.gradient(
+                [representations[name] for name in names], own, [take(value) for value in given]
+            )
             reached.update(i for i, gradient in enumerate(found) if gradient is not None)
             return {}, [*states, *map(_sum, found, sums)]
 
@@ -122,20 +134,28 @@ class Chunks:
         return tf.nest.map_structure(take, self.images)
 
     def _outputs(self) -> dict:
-        """Return the dtypes and shapes of the representations of a chunk, in a graph; finds out which states change."""
+        """Return the dtypes and shapes of the representations of a chunk, in a graph; finds out
+        which states change."""
         if tf.executing_eagerly():
             return {}
         size = None if self.total is None else self.size
-        spec = tf.nest.map_structure(lambda x: tf.TensorSpec((size, *x.shape[1:]), x.dtype), self.images)
-        run = tf.function(lambda images: self._run(images, _values(self.states))[0], autograph=False)
+        spec = tf.nest.map_structure(
+            lambda x: tf.TensorSpec((size, *x.shape[1:]), x.dtype), self.images
+        )
+        run = tf.function(
+            lambda images: self._run(images, _values(self.states))[0], autograph=False
+        )
         outputs = run.get_concrete_function(spec).structured_outputs
         # The others need not go from chunk to chunk.
         self.states = [self.states[i] for i in sorted(self.changed)]
         self.changed = set()
         return outputs
 
-    def _over_chunks(self, step: Callable[..., Any], carried: list, outputs: dict) -> tuple[list, dict]:
-        """`step(take, carried)` for each chunk in turn, where `take` cuts its rows out of a tensor of the batch.
+    def _over_chunks(
+        self, step: Callable[..., Any], carried: list, outputs: dict
+    ) -> tuple[list, dict]:
+        """`step(take, carried)` for each chunk in turn, where `take` cuts its rows out of a tensor
+        of the batch.
 
         Args:
             step: Gives outputs by name, and what is carried to the next chunk.
@@ -151,12 +171,16 @@ class Chunks:
             for first in range(0, total, size):
                 found, carried = step(lambda x, first=first: x[first : first + size], carried)
                 parts.append(found)
-            return carried, {name: tf.concat([part[name] for part in parts], 0) for name in parts[0]}
+            return carried, {
+                name: tf.concat([part[name] for part in parts], 0) for name in parts[0]
+            }
         if total is None:
             count = (self.count + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
         # Chunks of a known size are what XLA takes; the rest of the images is one by itself.
-        carried, found = _loop(step, carried, outputs, total // size, lambda x, i: take_rows(x, i * size, size))
+        carried, found = _loop(
+            step, carried, outputs, total // size, lambda x, i: take_rows(x, i * size, size)
+        )
         if total % size:
             last, carried = step(lambda x: x[total - total % size :], carried)
             found = {name: tf.concat([value, last[name]], 0) for name, value in found.items()}
@@ -164,7 +188,8 @@ class Chunks:
 
 
 def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> dict:
-    """Return the representations of a batch that objectives read, on JAX; their gradient embeds each chunk again.
+    """Return the representations of a batch that objectives read, on JAX; their gradient embeds
+    each chunk again.
 
     Args:
         learner: A `MetricLearner`.
@@ -187,7 +212,8 @@ def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> d
     count, rest = divmod(keras.tree.flatten(images)[0].shape[0] // devices, size)
 
     def split(x):
-        """Return the whole chunks, each of as many images of every device, and the last images of each."""
+        """Return the whole chunks, each of as many images of every device, and the last images of
+        each."""
         x = ops.reshape(x, (devices, -1, *x.shape[1:]))
         whole = ops.reshape(x[:, : count * size], (devices, count, size, *x.shape[2:]))
         return _merged(ops.swapaxes(whole, 0, 1), 1), _merged(x[:, count * size :], 0)
@@ -195,14 +221,19 @@ def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> d
     def join(whole, *last):
         """Return the rows of all chunks in the order of the batch."""
         whole = ops.reshape(whole, (count, devices, size, *whole.shape[2:]))
-        rows = [_merged(ops.swapaxes(whole, 0, 1), 1), *(ops.reshape(x, (devices, rest, *x.shape[1:])) for x in last)]
+        rows = [
+            _merged(ops.swapaxes(whole, 0, 1), 1),
+            *(ops.reshape(x, (devices, rest, *x.shape[1:])) for x in last),
+        ]
         return _merged(ops.concatenate(rows, axis=1), 0)
 
     chunks = keras.tree.map_structure(lambda x: split(x)[0], images)
     # What no chunk changes need not go from chunk to chunk.
     jax.eval_shape(run, {}, keras.tree.map_structure(lambda x: x[0], chunks))
     run_again = jax.checkpoint(run)
-    carried, representations = jax.lax.scan(run_again, {i: states[i].value for i in sorted(changed)}, chunks)
+    carried, representations = jax.lax.scan(
+        run_again, {i: states[i].value for i in sorted(changed)}, chunks
+    )
     parts = [representations]
     if rest:
         carried, last = run_again(carried, keras.tree.map_structure(lambda x: split(x)[1], images))
@@ -214,10 +245,14 @@ def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> d
 
 def _merged(x, axis: int):
     """Return x with an axis and the one after it as one."""
-    return ops.reshape(x, (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]))
+    return ops.reshape(
+        x, (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+    )
 
 
-def _represent(learner: Any, images: Any, states: list, mapping: list) -> tuple[dict, list, set[int]]:
+def _represent(
+    learner: Any, images: Any, states: list, mapping: list
+) -> tuple[dict, list, set[int]]:
     """Embed some images, without changing any variable.
 
     Args:
@@ -236,7 +271,9 @@ def _represent(learner: Any, images: Any, states: list, mapping: list) -> tuple[
         representations = {name: every[name] for name in learner.reads if name in every}
         after = [scope.get_current_value(variable) for variable in states]
     if scope.losses:
-        raise ValueError("gradient_cache does not go with layers that add losses of their own, by add_loss()")
+        raise ValueError(
+            "gradient_cache does not go with layers that add losses of their own, by add_loss()"
+        )
     changed = {i for i, (old, new) in enumerate(zip(before, after, strict=True)) if new is not old}
     return representations, after, changed
 
@@ -246,7 +283,11 @@ def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -
 
     def body(i, arrays, carried):
         found, carried = step(lambda x: take(x, i), carried)
-        return i + 1, {name: array.write(i, found[name]) for name, array in arrays.items()}, list(carried)
+        return (
+            i + 1,
+            {name: array.write(i, found[name]) for name, array in arrays.items()},
+            list(carried),
+        )
 
     arrays = {
         name: tf.TensorArray(spec.dtype, size=count, infer_shape=False, element_shape=spec.shape)
@@ -254,9 +295,14 @@ def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -
     }
     # One chunk at a time, or the memory would be that of several.
     _, arrays, carried = tf.while_loop(
-        lambda i, *_: i < count, body, (tf.constant(0), arrays, list(carried)), parallel_iterations=1
+        lambda i, *_: i < count,
+        body,
+        (tf.constant(0), arrays, list(carried)),
+        parallel_iterations=1,
     )
-    return list(carried), {name: _joined(array, outputs[name].shape) for name, array in arrays.items()}
+    return list(carried), {
+        name: _joined(array, outputs[name].shape) for name, array in arrays.items()
+    }
 
 
 def _joined(array, shape):

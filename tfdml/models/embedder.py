@@ -40,7 +40,8 @@ def build_once(layer: keras.layers.Layer, shape: Any) -> None:
 
 
 def keep_statistics(model: keras.Model, batch_norm: str) -> None:
-    """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"` none trains."""
+    """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"`
+    none trains."""
     for layer in _batch_norms(model):
         vars(layer).pop("call", None)
         if batch_norm == "frozen":
@@ -51,7 +52,9 @@ def keep_statistics(model: keras.Model, batch_norm: str) -> None:
 
 
 def _batch_norms(model: keras.Model) -> list:
-    return [x for x in workarounds.layers_of(model) if isinstance(x, keras.layers.BatchNormalization)]
+    return [
+        x for x in workarounds.layers_of(model) if isinstance(x, keras.layers.BatchNormalization)
+    ]
 
 
 def _call_in_inference(layer: Any, inputs: Any, training: Any = None, **options: Any) -> Any:
@@ -61,9 +64,13 @@ def _call_in_inference(layer: Any, inputs: Any, training: Any = None, **options:
 def _gives_maps(shape: tuple, pooling: str) -> bool:
     """Whether a backbone of this output shape gives maps, and not vectors."""
     if len(shape) not in (2, 4) or shape[-1] is None:
-        raise ValueError(f"backbone must give maps (B, h, w, c) or vectors (B, D), not {tuple(shape)}")
+        raise ValueError(
+            f"backbone must give maps (B, h, w, c) or vectors (B, D), not {tuple(shape)}"
+        )
     if len(shape) == 2 and pooling != "avg":
-        raise ValueError(f"pooling={pooling!r}: the backbone gives vectors {tuple(shape)}, which nothing pools")
+        raise ValueError(
+            f"pooling={pooling!r}: the backbone gives vectors {tuple(shape)}, which nothing pools"
+        )
     return len(shape) == 4
 
 
@@ -72,12 +79,19 @@ def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection
     if not isinstance(head, keras.layers.Layer):
         raise ValueError(f"head must be a keras.layers.Layer or keras.Model, not {head!r}")
     if not projection_bias:
-        raise ValueError("projection_bias=False is of the dense layer, whose place `head` takes: leave out one of them")
+        raise ValueError(
+            "projection_bias=False is of the dense layer, whose place `head` takes: leave out one "
+            "of them"
+        )
     shape = tuple(head.compute_output_shape((None, features)))
     if len(shape) != 2 or shape[1] is None:
-        raise ValueError(f"head must give vectors (B, d) of pooled features (B, {features}), not {shape}")
+        raise ValueError(
+            f"head must give vectors (B, d) of pooled features (B, {features}), not {shape}"
+        )
     if embedding_dim not in (None, shape[1]):
-        raise ValueError(f"embedding_dim={embedding_dim}, and the head gives {shape[1]} components: leave it out")
+        raise ValueError(
+            f"embedding_dim={embedding_dim}, and the head gives {shape[1]} components: leave it out"
+        )
     return int(shape[1])
 
 
@@ -88,7 +102,8 @@ _SHALLOW = 10
 
 
 def untrained_batch_norm(embedder: Embedder) -> str:
-    """Return what is wrong where a deep backbone keeps the BatchNorm statistics of its creation; else an empty text."""
+    """Return what is wrong where a deep backbone keeps the BatchNorm statistics of its creation;
+    else an empty text."""
     layers = [layer for layer in _batch_norms(embedder.backbone) if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
         return ""
@@ -97,14 +112,17 @@ def untrained_batch_norm(embedder: Embedder) -> str:
     if any(np.any(ops.convert_to_numpy(values)) for values in last):
         return ""
     return (
-        f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of {embedder.backbone.name}, which are of "
-        "no images, so that it hardly learns: load pretrained weights, weights='imagenet', or train it from scratch, "
+        f"batch_norm={embedder.batch_norm!r} keeps the BatchNorm statistics of "
+        f"{embedder.backbone.name}, which are of "
+        "no images, so that it hardly learns: load pretrained weights, weights='imagenet', or "
+        "train it from scratch, "
         "batch_norm='train'"
     )
 
 
 def first_batch(x: Any) -> tuple:
-    """Return the parts of the first batch: arrays, or what describes them; nothing where a look would use it up.
+    """Return the parts of the first batch: arrays, or what describes them; nothing where a look
+    would use it up.
 
     Batches of integers are not made for it: that may take as long as filling a buffer to shuffle.
     """
@@ -131,7 +149,8 @@ def _as_numpy(x: Any) -> Any:
 
 
 def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
-    """Refuse images of a shape that an embedder does not take, and warn once of pixels of another range.
+    """Refuse images of a shape that an embedder does not take, and warn once of pixels of another
+    range.
 
     Args:
         embedder: Anything; what is no `Embedder` takes all images.
@@ -148,18 +167,24 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
     expected = embedder.view_shape
     if len(shape) != 1 + len(expected) or shape[-1] not in (None, expected[-1]):
         gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
-        advice = ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such" if gray else ""
+        advice = (
+            ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such"
+            if gray
+            else ""
+        )
         expected_shape = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
         raise UserError(f"images must have shape ({expected_shape}), not {tuple(shape)}{advice}")
     if not embedder.warns_of_small_pixels or hasattr(images, "is_compatible_with"):
         return
     pixels = _as_numpy(images[:_COUNT])
     least, largest = (float(of(pixels, initial=0)) for of in (np.min, np.max))
-    # Black images say nothing, and filters may overshoot; images of mean 0 go below it, and NaN is between no bounds.
+    # Black images say nothing, and filters may overshoot; images of mean 0 go below it, and NaN is
+    # between no bounds.
     if not (least == largest == 0 or (10 if least < 0 else 1) < largest <= 512):
         embedder.warns_of_small_pixels = False
         warnings.warn(
-            f"the pixels of the first images are {least:g} to {largest:g}: an Embedder takes pixels of 0 to 255 and "
+            f"the pixels of the first images are {least:g} to {largest:g}: an Embedder takes "
+            "pixels of 0 to 255 and "
             "scales them itself; multiply images in 0..1 by 255",
             stacklevel=stacklevel,
         )
@@ -168,51 +193,60 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
 class Embedder(SavedByArguments, SavedAsFile, keras.Model):
     """Images of pixels 0-255 to L2-normalized embeddings.
 
-    The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype. `fit` and `predict`
-    warn of another range, unless `scaling` is `"none"` or a mapping.
+    The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype.
+    `fit` and `predict` warn of another range, unless `scaling` is `"none"` or a mapping.
 
-    images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B, D)
+    images (B, H, W, 3) -> scaling -> backbone -> feature map (B, h, w, c) -> pooling -> pooled (B,
+    D)
       -> dense -> projection (B, d) -> L2 -> embedding (B, d) float32
 
-    A backbone may also give vectors (B, D): they are the pooled features, and there is no feature map.
+    A backbone may also give vectors (B, D): they are the pooled features, and there is no feature
+    map.
 
-    `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`, `pooled`,
-    `projection` and `embedding`; with `detached=True` of `detached_projection` and `detached_embedding` too: the same
-    values, whose gradient reaches the projection layer only.
+    `embedder(images)` returns embeddings; `embedder.represent(images)` the dict of `feature_map`,
+    `pooled`, `projection` and `embedding`; with `detached=True` of `detached_projection` and
+    `detached_embedding` too: the same values, whose gradient reaches the projection layer only.
 
     Args:
-        backbone: A name that `tfdml.backbones.resolve` knows (random weights), a `tfdml.backbones.Backbone`, or any
-            `keras.Model` from images to a feature map or to vectors (then `scaling` says what pixels it expects).
-        embedding_dim: d, by default 512. 0: D, and the dense layer starts as the identity, so that an untrained
-            embedder gives the pooled features themselves. With a `head`, d is what the head gives.
-        image_size: Height and width in pixels of the images that it is fed in training; kept in the config for
-            evaluation and export.
-        resize: The size in pixels to which images are resized before the center crop of `image_size`, in evaluation
-            and export; by default `image_size`.
-        resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do; `"pad"`: the longer
-            side does, and `pad_color` fills up the square.
-        scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a bare model.
-        pooling: Over positions: `"avg"`, `"max"`; `"gem"`, a trained power mean; `"attention"`, to a trained query (of
-            SigLIP its own pretrained head); or `"cls"`, the class token of a transformer. See `tfdml.layers`.
-        batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they use their moving
-            statistics, but gamma and beta train (as in the JRD authors' code); `"train"`: ordinary training. Other
-            layers, such as dropout, train in each.
-        dropout: The share of the pooled features that is left out before the dense layer, in training.
+        backbone: A name that `tfdml.backbones.resolve` knows (random weights), a
+            `tfdml.backbones.Backbone`, or any `keras.Model` from images to a feature map or to
+            vectors (then `scaling` says what pixels it expects).
+        embedding_dim: d, by default 512. 0: D, and the dense layer starts as the identity, so that
+            an untrained embedder gives the pooled features themselves. With a `head`, d is what the
+            head gives.
+        image_size: Height and width in pixels of the images that it is fed in training; kept in the
+            config for evaluation and export.
+        resize: The size in pixels to which images are resized before the center crop of
+            `image_size`, in evaluation and export; by default `image_size`.
+        resize_mode: `"shorter"`: the shorter side becomes `resize`; `"squash"`: both sides do;
+            `"pad"`: the longer side does, and `pad_color` fills up the square.
+        scaling: A mode of `tfdml.layers.InputScaling`; by default the backbone's own, `"tf"` for a
+            bare model.
+        pooling: Over positions: `"avg"`, `"max"`; `"gem"`, a trained power mean; `"attention"`, to
+            a trained query (of SigLIP its own pretrained head); or `"cls"`, the class token of a
+            transformer. See `tfdml.layers`.
+        batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they
+            use their moving statistics, but gamma and beta train (as in the JRD authors' code);
+            `"train"`: ordinary training. Other layers, such as dropout, train in each.
+        dropout: The share of the pooled features that is left out before the dense layer, in
+            training.
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
         projection_bias: Whether the dense layer has a bias. The code of HORDE's authors has none.
-        head: A layer or model from pooled features (B, D) to the projection (B, d), in the place of the dense layer.
-            Its weights belong to the part `"projection"`. It is saved with the embedder: register classes of your own
-            with `keras.saving.register_keras_serializable`.
+        head: A layer or model from pooled features (B, D) to the projection (B, d), in the place of
+            the dense layer. Its weights belong to the part `"projection"`. It is saved with the
+            embedder: register classes of your own with `keras.saving.register_keras_serializable`.
 
     Raises:
-        ValueError: An argument is none of the values above, or the backbone or the head gives another shape.
+        ValueError: An argument is none of the values above, or the backbone or the head gives
+            another shape.
         UserError: The backbone's name is unknown.
 
     Example:
         >>> embedder = Embedder("conv4", embedding_dim=64, image_size=64)
         >>> tuple(embedder(keras.ops.zeros((2, 64, 64, 3))).shape)
         (2, 64)
-        >>> head = keras.Sequential([keras.layers.Dense(32, activation="relu"), keras.layers.Dense(16)])
+        >>> head = keras.Sequential([keras.layers.Dense(32, activation="relu"),
+        ...     keras.layers.Dense(16)])
         >>> Embedder("conv4", image_size=64, head=head).embedding_dim
         16
     """
@@ -246,15 +280,21 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         if isinstance(backbone, dict):
             backbone = keras.saving.deserialize_keras_object(backbone)
         if not isinstance(backbone, keras.Model):
-            raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
+            raise ValueError(
+                f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}"
+            )
         if embedding_dim is not None:
             integer("embedding_dim", embedding_dim, at_least=0)
         one_of("pooling", pooling, tuple(POOLINGS))
         one_of("batch_norm", batch_norm, BATCH_NORM_MODES)
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
         dropout = number("dropout", dropout, at_least=0, below=1)
-        if len(pad_color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in pad_color):
-            raise ValueError(f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}")
+        if len(pad_color) != 3 or any(
+            int(part) != part or not 0 <= part <= 255 for part in pad_color
+        ):
+            raise ValueError(
+                f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}"
+            )
         self.backbone = backbone
         self.image_size = int(image_size)
         self.resize = int(resize or image_size)
@@ -264,16 +304,26 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         self.gives_maps = _gives_maps(features, pooling)
         self.head = restore(head)
         if self.head is None:
-            self.embedding_dim = 512 if embedding_dim is None else int(embedding_dim) or int(features[-1])
+            self.embedding_dim = (
+                512 if embedding_dim is None else int(embedding_dim) or int(features[-1])
+            )
         else:
-            self.embedding_dim = _dim_of_head(self.head, int(features[-1]), embedding_dim, projection_bias)
+            self.embedding_dim = _dim_of_head(
+                self.head, int(features[-1]), embedding_dim, projection_bias
+            )
         self.pooling, self.batch_norm, self.dropout = pooling, batch_norm, dropout
         self.projection_bias = bool(projection_bias)
-        self.input_scaling = InputScaling(scaling or "tf", name="input_scaling", dtype=self.dtype_policy)
+        self.input_scaling = InputScaling(
+            scaling or "tf", name="input_scaling", dtype=self.dtype_policy
+        )
         self.scaling = self.input_scaling.mode
         self.pool = self._pooling_layer()
         # Only where it is wanted: a layer with a random state has a place in every checkpoint.
-        self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy) if dropout else None
+        self.drop = (
+            keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
+            if dropout
+            else None
+        )
         self.dense = self.head
         if self.head is None:
             self.dense = keras.layers.Dense(
@@ -284,7 +334,8 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
                 dtype=self.dtype_policy,
             )
         self.normalize = L2Normalize(name="normalize")
-        #: Whether images in 0..1 are still to be warned of: with these modes pixels have the backbone's own range.
+        #: Whether images in 0..1 are still to be warned of: with these modes pixels have the
+        #: backbone's own range.
         self.warns_of_small_pixels = self.scaling != "none" and not isinstance(self.scaling, dict)
         keep_statistics(backbone, batch_norm)
 
@@ -299,7 +350,8 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         return super().predict_on_batch(x)
 
     def _pooling_layer(self) -> Any:
-        """Return the layer from the feature map to its pooled features; None where the backbone has them."""
+        """Return the layer from the feature map to its pooled features; None where the backbone has
+        them."""
         if not self.gives_maps:
             return None
         own = getattr(self.backbone, "own_pooling", "")
@@ -309,7 +361,9 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
             return None
         pool = POOLINGS[self.pooling]
         if pool is None:
-            raise ValueError(f"pooling='cls': {self.backbone.name} has no class token; use 'avg' or another")
+            raise ValueError(
+                f"pooling='cls': {self.backbone.name} has no class token; use 'avg' or another"
+            )
         return pool(name="pool", dtype=self.dtype_policy)
 
     def build(self, input_shape):
@@ -331,9 +385,10 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
             detached: Whether to add those whose gradient ends at the projection layer.
 
         Returns:
-            `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalization, and `embedding`
-            (B, d) float32 of length 1; if wanted, `detached_projection` and `detached_embedding`, the same from pooled
-            features whose gradient is stopped. A backbone of vectors has no `feature_map`.
+            `feature_map` (B, h, w, c), `pooled` (B, D), `projection` (B, d), before normalization,
+            and `embedding` (B, d) float32 of length 1; if wanted, `detached_projection` and
+            `detached_embedding`, the same from pooled features whose gradient is stopped. A
+            backbone of vectors has no `feature_map`.
         """
         scaled = self.input_scaling(images)
         if not self.gives_maps:
@@ -344,7 +399,11 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         else:
             feature_map = self.backbone(scaled, training=training)
             pooled = self.pool(feature_map)
-        return {"feature_map": feature_map, "pooled": pooled, **self._projected(pooled, training, detached)}
+        return {
+            "feature_map": feature_map,
+            "pooled": pooled,
+            **self._projected(pooled, training, detached),
+        }
 
     def project(self, pooled) -> dict:
         """`projection` and `embedding` of pooled features (B, D), as `represent` names them."""
@@ -359,7 +418,8 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
             return self.project(pooled)
         scope: Any = contextlib.nullcontext()
         if self.head is not None:
-            # The second pass begins as the first one does, for the same random numbers, and changes nothing.
+            # The second pass begins as the first one does, for the same random numbers, and changes
+            # nothing.
             build_once(self.head, (None, pooled.shape[-1]))
             backbone = {id(variable) for variable in self.backbone.variables}
             own = [variable for variable in self.variables if id(variable) not in backbone]
@@ -368,7 +428,10 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         vectors = self.project(pooled)
         with scope:
             again = self.project(ops.stop_gradient(pooled))
-        return {**vectors, **{f"detached_{name}": again[name] for name in ("projection", "embedding")}}
+        return {
+            **vectors,
+            **{f"detached_{name}": again[name] for name in ("projection", "embedding")},
+        }
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, d), unit vectors."""
@@ -398,10 +461,13 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         return {**maps, "pooled": (batch, features[-1]), **vectors}
 
     def parts(self) -> dict[str, list]:
-        """Return the trainable variables by part: the `backbone`'s, and all others as the `projection`'s."""
+        """Return the trainable variables by part: the `backbone`'s, and all others as the
+        `projection`'s."""
         backbone = self.backbone.trainable_variables
         of_backbone = {id(variable) for variable in backbone}
-        others = [variable for variable in self.trainable_variables if id(variable) not in of_backbone]
+        others = [
+            variable for variable in self.trainable_variables if id(variable) not in of_backbone
+        ]
         return {"backbone": backbone, "projection": others}
 
     def freeze_backbone(self) -> None:
@@ -411,8 +477,9 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
     def whiten(self, pooled: np.ndarray, power: float = 1.0, shrinkage: float = 0.0) -> None:
         """Start the projection as the PCA whitening of pooled features, before the first step.
 
-        Its output is z = C (x - mean), as that of `tfdml.layers.PrincipalComponents`: of what the backbone knows
-        already it keeps the directions in which the training images differ, where random weights keep any.
+        Its output is z = C (x - mean), as that of `tfdml.layers.PrincipalComponents`: of what the
+        backbone knows already it keeps the directions in which the training images differ, where
+        random weights keep any.
 
         Args:
             pooled: (N, D), what `represent` calls `pooled`, of N > d training images.
@@ -420,8 +487,8 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
             shrinkage: 0 .. 1: how far the variances are drawn to their mean.
 
         Raises:
-            ValueError: The projection is not a dense layer with a bias; N or D is too small, a number is not finite, or
-                an argument is out of range.
+            ValueError: The projection is not a dense layer with a bias; N or D is too small, a
+                number is not finite, or an argument is out of range.
 
         Example:
             >>> pooled = np.random.default_rng(0).normal(size=(100, 64)).astype("float32")
@@ -442,10 +509,12 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
 
 
 class Head(Embedder):
-    """Stored vectors (B, D) to L2-normalized embeddings (B, d): an embedder whose backbone has run before.
+    """Stored vectors (B, D) to L2-normalized embeddings (B, d): an embedder whose backbone has run
+    before.
 
-    It trains, is measured, saved and exported as an embedder is, on vectors in the place of images. `represent` returns
-    the vectors as `pooled`; there is no `feature_map`. `stack` puts it behind the embedder that the vectors come from.
+    It trains, is measured, saved and exported as an embedder is, on vectors in the place of images.
+    `represent` returns the vectors as `pooled`; there is no `feature_map`. `stack` puts it behind
+    the embedder that the vectors come from.
 
     Args:
         dimension: D.
@@ -462,10 +531,26 @@ class Head(Embedder):
         (2, 64)
     """
 
-    fixed = ("backbone", "image_size", "resize", "resize_mode", "scaling", "pooling", "batch_norm", "pad_color")
+    fixed = (
+        "backbone",
+        "image_size",
+        "resize",
+        "resize_mode",
+        "scaling",
+        "pooling",
+        "batch_norm",
+        "pad_color",
+    )
 
     def __init__(
-        self, dimension, embedding_dim=None, dropout=0.0, projection_bias=True, head=None, name="head", **kwargs
+        self,
+        dimension,
+        embedding_dim=None,
+        dropout=0.0,
+        projection_bias=True,
+        head=None,
+        name="head",
+        **kwargs,
     ):
         vectors = keras.Input((integer("dimension", dimension, at_least=1),), name="vectors")
         backbone = keras.Model(vectors, keras.layers.Identity()(vectors), name="vectors")
@@ -481,5 +566,8 @@ class Head(Embedder):
     def represent(self, images, training=None, detached=False):
         """See `Embedder.represent`, of vectors (B, D)."""
         if tuple(images.shape[1:]) != self.view_shape:
-            raise ValueError(f"this head takes (B, {self.view_shape[0]}), not {images.shape}: see tfdml.models.stack")
+            raise ValueError(
+                f"this head takes (B, {self.view_shape[0]}), not {images.shape}: see "
+                "tfdml.models.stack"
+            )
         return super().represent(images, training, detached)

@@ -1,4 +1,5 @@
-"""Inference: a compiled function of images on every backend, and the representations of batches of images."""
+"""Inference: a compiled function of images on every backend, and the representations of batches of
+images."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,13 +12,13 @@ from keras import ops
 def compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Compile `function` of a batch of images, with the weights that `model` has now.
 
-    On JAX the batch is shared out over the devices of this process, each with a copy of the weights. So several
-    processes may call it with batches of their own, or one of them alone.
+    On JAX the batch is shared out over the devices of this process, each with a copy of the
+    weights. So several processes may call it with batches of their own, or one of them alone.
 
     Args:
         model: What holds the variables that the function reads.
-        function: From images to a tensor, or a dict of them, whose rows are those of the images; the model itself, or
-            what calls it.
+        function: From images to a tensor, or a dict of them, whose rows are those of the images;
+            the model itself, or what calls it.
 
     Example:
         >>> run = compiled(embedder, embedder.represent)
@@ -39,7 +40,10 @@ def _on_local_devices(model: keras.Model, function: Callable[[Any], Any]) -> Cal
 
     devices = jax.local_devices()
     mesh = jax.sharding.Mesh(np.array(devices), ("batch",))
-    whole, by_rows = NamedSharding(mesh, PartitionSpec()), NamedSharding(mesh, PartitionSpec("batch"))
+    whole, by_rows = (
+        NamedSharding(mesh, PartitionSpec()),
+        NamedSharding(mesh, PartitionSpec("batch")),
+    )
     variables = list(model.variables)
     # Each process holds all of every weight.
     weights = [jax.device_put(variable.value.addressable_data(0), whole) for variable in variables]
@@ -69,7 +73,9 @@ def _jitted(model: Any, function: Any, variables: list) -> Callable[..., Any]:
     return vars(model).setdefault("_compiled_by_tfdml", jax.jit(stateless))
 
 
-def represent_batches(embedder, names: list[str], batches: Iterable[Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+def represent_batches(
+    embedder, names: list[str], batches: Iterable[Any]
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Representations of all images, in inference mode.
 
     Args:
@@ -99,7 +105,9 @@ def represent_batches(embedder, names: list[str], batches: Iterable[Any]) -> tup
         labels.append(ops.convert_to_numpy(batch[1]).reshape(-1).astype(np.int64))
     if not parts:
         raise ValueError("there is no batch to calibrate on")
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}, np.concatenate(labels)
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}, np.concatenate(
+        labels
+    )
 
 
 def never_ends(batches: Any) -> bool:

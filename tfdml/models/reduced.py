@@ -14,8 +14,8 @@ from tfdml.saving import SavedByArguments, restore
 class ReducedEmbedder(SavedByArguments, keras.Model):
     """An embedder, a `reduction` of its vectors, and `normalize`.
 
-    Subclasses create `reduction`, and may define `features(images)`, what `reduction` takes: by default the embedder's
-    vectors.
+    Subclasses create `reduction`, and may define `features(images)`, what `reduction` takes: by
+    default the embedder's vectors.
 
     Attributes:
         image_size: The height and width in pixels of its images, as of the embedder.
@@ -54,21 +54,23 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
 
 
 class MomentEmbedder(ReducedEmbedder):
-    """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE trained.
+    """Images to unit vectors made of the embedding and the embeddings of the moments that HORDE
+    trained.
 
     f = [e_1, e_2, ..., e_K] -> principal components of the training images' f (d) -> L2
 
-    with e_1 the embedder's own embedding and e_k those of `HighOrderMomentLoss`. Where `Embedder` leaves HORDE behind
-    after training, this model keeps it, for a better search at the cost of the moments (the rows with a dagger in the
-    paper's tables 1 and 2). The paper says that all orders are concatenated and reduced to the embedding's size by a
-    PCA, no more; here each e_k has length 1, as in training, and so has the result.
+    with e_1 the embedder's own embedding and e_k those of `HighOrderMomentLoss`. Where `Embedder`
+    leaves HORDE behind after training, this model keeps it, for a better search at the cost of the
+    moments (the rows with a dagger in the paper's tables 1 and 2). The paper says that all orders
+    are concatenated and reduced to the embedding's size by a PCA, no more; here each e_k has length
+    1, as in training, and so has the result.
 
         model = MomentEmbedder.from_learner(learner)
         model.adapt(tfdml.evaluation.embed(model.features, training_batches))
         model.save("moments.keras")
 
-    It has the embedder's `image_size`, `resize`, `resize_mode` and `pad_color`, and is evaluated, saved and exported as
-    that is.
+    It has the embedder's `image_size`, `resize`, `resize_mode` and `pad_color`, and is evaluated,
+    saved and exported as that is.
 
     Args:
         embedder: A `tfdml.models.Embedder`, or another model with its `represent`.
@@ -81,7 +83,8 @@ class MomentEmbedder(ReducedEmbedder):
         ValueError: An argument does not fit, or the model is called before `adapt`.
 
     Example:
-        >>> learner = MetricLearner(embedder, [ContrastiveLoss(), HighOrderMomentLoss(ContrastiveLoss())])
+        >>> learner = MetricLearner(embedder, [ContrastiveLoss(),
+        ...     HighOrderMomentLoss(ContrastiveLoss())])
         >>> learner.compile("adam")
         >>> history = learner.fit(batches, steps_per_epoch=100, epochs=40)
         >>> model = MomentEmbedder.from_learner(learner)
@@ -124,11 +127,16 @@ class MomentEmbedder(ReducedEmbedder):
         Raises:
             ValueError: The learner has no such objective, or several.
         """
-        found = {term.name: term for term in learner.objectives if isinstance(term, HighOrderMomentLoss)}
+        found = {
+            term.name: term for term in learner.objectives if isinstance(term, HighOrderMomentLoss)
+        }
         if objective is None and len(found) == 1:
             (objective,) = found
         if objective not in found:
-            raise ValueError(f"objective must be one of the learner's moment losses {sorted(found)}, not {objective!r}")
+            raise ValueError(
+                f"objective must be one of the learner's moment losses {sorted(found)}, not "
+                f"{objective!r}"
+            )
         term = found[objective]
         if not term.built:
             raise ValueError(f"{term.name} has no weights yet: build and train the learner first")
@@ -149,7 +157,8 @@ class MomentEmbedder(ReducedEmbedder):
         return ops.concatenate([representations["embedding"], *moments.values()], axis=1)
 
     def by_order(self, features) -> dict:
-        """Return the parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the moments' orders."""
+        """Return the parts of `features` (N, D) by order: 1, the embedding (N, d), and those of the
+        moments' orders."""
         parts, first = {}, 0
         for order in (1, *self.moments.orders):
             size = self.embedder.embedding_dim if order == 1 else self.moments.output_dim
@@ -169,11 +178,12 @@ class MomentEmbedder(ReducedEmbedder):
 
 
 class WhitenedEmbedder(ReducedEmbedder):
-    """Images to whitened unit vectors: f = z / |z|, z_i = <e - mean, u_i> / v_i^(power / 2), e the embedder's vector.
+    """Images to whitened unit vectors: f = z / |z|, z_i = <e - mean, u_i> / v_i^(power / 2), e the
+    embedder's vector.
 
-    u_i are the principal components of training images' embeddings, v_i the variances along them; see
-    `PrincipalComponents`, whose arguments these are. It is saved, loaded, evaluated and exported as an embedder is,
-    except to int8. `with_whitening` makes it.
+    u_i are the principal components of training images' embeddings, v_i the variances along them;
+    see `PrincipalComponents`, whose arguments these are. It is saved, loaded, evaluated and
+    exported as an embedder is, except to int8. `with_whitening` makes it.
 
     Args:
         embedder: An `Embedder`, or what embeds as that does.
@@ -182,11 +192,13 @@ class WhitenedEmbedder(ReducedEmbedder):
         shrinkage: How far the variances are drawn to their mean.
 
     Raises:
-        ValueError: An argument does not fit, or the model is called before its `reduction` is adapted.
+        ValueError: An argument does not fit, or the model is called before its `reduction` is
+            adapted.
 
     Example:
         >>> view = tfdml.data.EvaluationTransform.of(embedder)
-        >>> vectors = tfdml.embeddings.embed(embedder, tfdml.data.evaluation_batches(train, view, 100))
+        >>> vectors = tfdml.embeddings.embed(embedder, tfdml.data.evaluation_batches(train, view,
+        ...     100))
         >>> model = with_whitening(embedder, vectors, dim=3)
         >>> model.save("whitened.keras")
     """
@@ -194,7 +206,11 @@ class WhitenedEmbedder(ReducedEmbedder):
     def __init__(self, embedder, dim, power=1.0, shrinkage=0.0, name="whitened_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
         self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
-        self.dim, self.power, self.shrinkage = self.reduction.dim, self.reduction.power, self.reduction.shrinkage
+        self.dim, self.power, self.shrinkage = (
+            self.reduction.dim,
+            self.reduction.power,
+            self.reduction.shrinkage,
+        )
         self.embedding_dim = self.dim
 
     def build(self, input_shape):
@@ -203,18 +219,22 @@ class WhitenedEmbedder(ReducedEmbedder):
         build_once(self.reduction, (None, self.embedder.embedding_dim))
 
 
-def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0) -> WhitenedEmbedder:
+def with_whitening(
+    embedder, embeddings, dim: int = 0, power: float = 1.0, shrinkage: float = 0.0
+) -> WhitenedEmbedder:
     """Return an embedder with a whitening behind it, fitted to its embeddings of training images.
 
     Args:
         embedder: A built `Embedder` or `MomentEmbedder`, whose weights it shares.
-        embeddings: (M, D) NumPy, what it gives for the training images; never those of the gallery or the test.
+        embeddings: (M, D) NumPy, what it gives for the training images; never those of the gallery
+            or the test.
         dim: How many components; 0: all D.
         power: See `WhitenedEmbedder`.
         shrinkage: Likewise.
 
     Raises:
-        ValueError: There are not more embeddings than components, one is not finite, or a number is out of range.
+        ValueError: There are not more embeddings than components, one is not finite, or a number is
+            out of range.
 
     Example:
         >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
@@ -229,9 +249,11 @@ def with_whitening(embedder, embeddings, dim: int = 0, power: float = 1.0, shrin
 
 
 class TruncatedEmbedder(ReducedEmbedder):
-    """Images to the first dimensions of another embedder's vectors, scaled to length 1: f = e[:dim] / |e[:dim]|.
+    """Images to the first dimensions of another embedder's vectors, scaled to length 1: f = e[:dim]
+    / |e[:dim]|.
 
-    For embeddings that were trained with `Matryoshka`. It is saved, loaded, evaluated and exported as an embedder is.
+    For embeddings that were trained with `Matryoshka`. It is saved, loaded, evaluated and exported
+    as an embedder is.
 
     Args:
         embedder: An `Embedder`, or what embeds as that does.
@@ -248,7 +270,9 @@ class TruncatedEmbedder(ReducedEmbedder):
 
     def __init__(self, embedder, dim, name="truncated_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
-        self.dim = self.embedding_dim = integer("dim", dim, at_least=1, at_most=self.embedder.embedding_dim)
+        self.dim = self.embedding_dim = integer(
+            "dim", dim, at_least=1, at_most=self.embedder.embedding_dim
+        )
 
     def call(self, images, training=None):
         """(B, H, W, 3) -> (B, dim), unit vectors."""
@@ -268,11 +292,14 @@ class StackedEmbedder(ReducedEmbedder):
 
     Example:
         >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
-        >>> tuple(StackedEmbedder(embedder, Head(8, embedding_dim=3))(np.ones((2, 16, 16, 3))).shape)
+        >>> tuple(StackedEmbedder(embedder, Head(8, embedding_dim=3))(np.ones((2, 16, 16,
+        ...     3))).shape)
         (2, 3)
     """
 
-    def __init__(self, embedder, head, representation="embedding", name="stacked_embedder", **kwargs):
+    def __init__(
+        self, embedder, head, representation="embedding", name="stacked_embedder", **kwargs
+    ):
         super().__init__(embedder, name, **kwargs)
         self.head, self.representation = restore(head), representation
         if not isinstance(self.head, Head):
@@ -281,9 +308,14 @@ class StackedEmbedder(ReducedEmbedder):
         if representation not in getattr(self.embedder, "representations", ("embedding",)):
             raise ValueError(f"the embedder has no representation {representation!r}")
         if representation != "embedding":
-            given = self.embedder.representation_shapes((None, *self.view_shape))[representation][-1]
+            given = self.embedder.representation_shapes((None, *self.view_shape))[representation][
+                -1
+            ]
         if (given,) != self.head.view_shape:
-            raise ValueError(f"the head takes vectors of size {self.head.view_shape[0]}, the embedder gives {given}")
+            raise ValueError(
+                f"the head takes vectors of size {self.head.view_shape[0]}, the embedder gives "
+                f"{given}"
+            )
         self.embedding_dim = self.head.embedding_dim
 
     def build(self, input_shape):
@@ -303,12 +335,14 @@ class StackedEmbedder(ReducedEmbedder):
 
 
 def stack(embedder, head, representation: str = "embedding") -> StackedEmbedder:
-    """Return an embedder of images: the head's vectors of an embedder's vectors, bit for bit; both keep their weights.
+    """Return an embedder of images: the head's vectors of an embedder's vectors, bit for bit; both
+    keep their weights.
 
     Args:
         embedder: A built embedder: the one that the head's training vectors come from.
         head: A built `Head`.
-        representation: Which of the embedder's vectors they were, a name of `Embedder.represent`, such as `"pooled"`.
+        representation: Which of the embedder's vectors they were, a name of `Embedder.represent`,
+            such as `"pooled"`.
 
     Raises:
         ValueError: The head takes vectors of another size.

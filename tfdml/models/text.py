@@ -22,7 +22,8 @@ _BATCH = 1000
 class ByteTokenizer(SavedByArguments, keras.layers.Layer):
     """Texts to their UTF-8 bytes, (B, length) int32; 0 fills up the end. It works for every script.
 
-    Called with strings, in a graph of TensorFlow too. What is longer is cut: `TextEmbedder.tokenize` refuses it.
+    Called with strings, in a graph of TensorFlow too. What is longer is cut:
+    `TextEmbedder.tokenize` refuses it.
 
     Args:
         length: How many bytes, at least one more than the longest text has.
@@ -48,7 +49,8 @@ class ByteTokenizer(SavedByArguments, keras.layers.Layer):
 
 
 class TokenPooling(SavedByArguments, keras.layers.Layer):
-    """The vectors of a text's tokens to one: their `"avg"` or `"max"`, the `"first"`, or the `"last"`; no padding.
+    """The vectors of a text's tokens to one: their `"avg"` or `"max"`, the `"first"`, or the
+    `"last"`; no padding.
 
     Args:
         mode: One of these.
@@ -81,22 +83,26 @@ class TokenPooling(SavedByArguments, keras.layers.Layer):
 
 
 class TextEmbedder(Embedder):
-    """Texts, as token ids, to L2-normalized embeddings: the second tower of a `MetricLearner` of images and texts.
+    """Texts, as token ids, to L2-normalized embeddings: the second tower of a `MetricLearner` of
+    images and texts.
 
-    tokens (B, T) int32 -> encoder -> pooling -> pooled (B, D) -> dense -> projection (B, d) -> L2 -> embedding (B, d)
+    tokens (B, T) int32 -> encoder -> pooling -> pooled (B, D) -> dense -> projection (B, d) -> L2
+    -> embedding (B, d)
 
     It trains, is measured and saved as an `Embedder` is. `tokenize` makes the ids of texts.
 
     Args:
-        encoder: A `keras.Model` from token ids (B, T) to vectors (B, D), or to the vectors of tokens (B, T, D); or a
-            text backbone of KerasHub. `byte_encoder` makes a small one.
-        tokenizer: From strings to ids (B, T), or to a dict with `token_ids` and `padding_mask`: a `ByteTokenizer`, a
-            `keras.layers.TextVectorization` with its `output_sequence_length`, or a preprocessor of KerasHub.
+        encoder: A `keras.Model` from token ids (B, T) to vectors (B, D), or to the vectors of
+            tokens (B, T, D); or a text backbone of KerasHub. `byte_encoder` makes a small one.
+        tokenizer: From strings to ids (B, T), or to a dict with `token_ids` and `padding_mask`: a
+            `ByteTokenizer`, a `keras.layers.TextVectorization` with its `output_sequence_length`,
+            or a preprocessor of KerasHub.
         length: T; by default that of the tokenizer's ids.
         embedding_dim: As of `Embedder`.
         pooling: Over tokens: `"avg"`, `"max"`, the `"first"` or the `"last"` one.
         pad_id: The id that fills up texts.
-        truncate: Whether texts that fill all T tokens are cut, which a warning counts; else they are refused.
+        truncate: Whether texts that fill all T tokens are cut, which a warning counts; else they
+            are refused.
         dropout: As of `Embedder`.
         projection_bias: Likewise.
         head: Likewise.
@@ -130,16 +136,29 @@ class TextEmbedder(Embedder):
     ):
         encoder, tokenizer = restore(encoder), restore(tokenizer)
         if length is None:
-            length = encoder.input_shape[-1] if tokenizer is None else np.shape(_ids(tokenizer(["a"])))[-1]
+            length = (
+                encoder.input_shape[-1]
+                if tokenizer is None
+                else np.shape(_ids(tokenizer(["a"])))[-1]
+            )
         tokens = keras.Input((integer("length", length, at_least=1),), dtype="int32", name="tokens")
         vectors = _run(encoder, tokens, pad_id)
         if len(vectors.shape) == 3:
             vectors = TokenPooling(pooling, pad_id, name="pool")(vectors, tokens)
         backbone = keras.Model(tokens, vectors, name="text_backbone")
-        options = {"dropout": dropout, "projection_bias": projection_bias, "head": head, "batch_norm": "train"}
+        options = {
+            "dropout": dropout,
+            "projection_bias": projection_bias,
+            "head": head,
+            "batch_norm": "train",
+        }
         super().__init__(backbone, embedding_dim, 1, scaling="none", name=name, **options, **kwargs)
         self.encoder, self.tokenizer, self.length = encoder, tokenizer, int(length)
-        self.pooling, self.pad_id, self.truncate = pooling, int(pad_id), boolean("truncate", truncate)
+        self.pooling, self.pad_id, self.truncate = (
+            pooling,
+            int(pad_id),
+            boolean("truncate", truncate),
+        )
 
     @property
     def view_shape(self) -> tuple[int, ...]:
@@ -152,7 +171,8 @@ class TextEmbedder(Embedder):
         return {"pooled": pooled, **self._projected(pooled, training, detached)}
 
     def encode(self, texts):
-        """Return the ids of strings, (B,) -> (B, T), and which strings leave no padding, (B,) booleans or 0 and 1.
+        """Return the ids of strings, (B,) -> (B, T), and which strings leave no padding, (B,)
+        booleans or 0 and 1.
 
         In a graph of TensorFlow too; nothing is checked.
 
@@ -161,17 +181,21 @@ class TextEmbedder(Embedder):
         """
         if self.tokenizer is None:
             raise UserError(
-                f"{self.name} has no tokenizer: give TextEmbedder one, such as ByteTokenizer(), or token ids"
+                f"{self.name} has no tokenizer: give TextEmbedder one, such as ByteTokenizer(), or "
+                "token ids"
             )
         output = self.tokenizer(texts)
         ids = _ids(output)
-        return ids, output["padding_mask"][:, -1] if isinstance(output, dict) else ids[:, -1] != self.pad_id
+        return ids, output["padding_mask"][:, -1] if isinstance(output, dict) else ids[
+            :, -1
+        ] != self.pad_id
 
     def tokenize(self, texts: Sequence[str]) -> np.ndarray:
         """Return the ids of texts, (N, T) int32.
 
         Raises:
-            UserError: There is no tokenizer, a text is empty or no UTF-8, or one fills all T tokens and may be cut.
+            UserError: There is no tokenizer, a text is empty or no UTF-8, or one fills all T tokens
+                and may be cut.
 
         Example:
             >>> TextEmbedder(byte_encoder(4), ByteTokenizer(4)).tokenize(["a", "abcd"])
@@ -180,8 +204,12 @@ class TextEmbedder(Embedder):
         """
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():
-                raise UserError(f"text {row} is {text!r}: a text must have a letter; leave its item out")
-            with user_errors(UnicodeEncodeError, f"text {row} is {text!r}: it is no UTF-8; write it again"):
+                raise UserError(
+                    f"text {row} is {text!r}: a text must have a letter; leave its item out"
+                )
+            with user_errors(
+                UnicodeEncodeError, f"text {row} is {text!r}: it is no UTF-8; write it again"
+            ):
                 text.encode()
         parts, full = [np.zeros((0, self.length), np.int32)], []
         for first in range(0, len(texts), _BATCH):
@@ -192,7 +220,10 @@ class TextEmbedder(Embedder):
             what = f"{len(full):,} of {len(texts):,} texts do not fit into {self.length} tokens"
             where = f"the first is text {full[0]}, {texts[full[0]][:80]!r}"
             if not self.truncate:
-                raise UserError(f"{what}, {where}: make the tokens longer, shorten the texts, or set truncate=True")
+                raise UserError(
+                    f"{what}, {where}: make the tokens longer, shorten the texts, or set "
+                    "truncate=True"
+                )
             logging.warning("%s, %s: the rest is cut", what, where)
         return np.concatenate(parts)
 
@@ -223,7 +254,8 @@ def _run(encoder: keras.Model, tokens: Any, pad_id: int) -> Any:
 
 
 def byte_encoder(length: int, width: int = 64) -> keras.Model:
-    """Return a small untrained encoder of bytes, two convolutions over windows of five: (B, T) -> (B, T, 4 width).
+    """Return a small untrained encoder of bytes, two convolutions over windows of five: (B, T) ->
+    (B, T, 4 width).
 
     Args:
         length: T, as of the `ByteTokenizer`.
@@ -236,5 +268,7 @@ def byte_encoder(length: int, width: int = 64) -> keras.Model:
     tokens = keras.Input((length,), dtype="int32", name="tokens")
     x = keras.layers.Embedding(256, width, name="bytes")(tokens)
     for number, factor in enumerate((2, 4)):
-        x = keras.layers.Conv1D(factor * width, 5, padding="same", activation="relu", name=f"conv{number}")(x)
+        x = keras.layers.Conv1D(
+            factor * width, 5, padding="same", activation="relu", name=f"conv{number}"
+        )(x)
     return keras.Model(tokens, x, name="byte_encoder")

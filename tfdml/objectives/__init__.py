@@ -1,7 +1,7 @@
 """The terms of a training loss, as layers from (representations, labels) to a scalar.
 
-Each also takes the `weight` and the `name` of an `Objective`; those over one representation take its `representation`
-and `reduction` too.
+Each also takes the `weight` and the `name` of an `Objective`; those over one representation take
+its `representation` and `reduction` too.
 """
 
 from tfdml.objectives.across_views import AcrossViews as AcrossViews
@@ -19,7 +19,9 @@ from tfdml.objectives.class_weights import RegularizedSoftTriple as RegularizedS
 from tfdml.objectives.class_weights import SphereFace2 as SphereFace2
 from tfdml.objectives.kernel_embedding import JointIntra as JointIntra
 from tfdml.objectives.kernel_embedding import JointMMD as JointMMD
-from tfdml.objectives.kernel_embedding import JointRepresentationSimilarity as JointRepresentationSimilarity
+from tfdml.objectives.kernel_embedding import (
+    JointRepresentationSimilarity as JointRepresentationSimilarity,
+)
 from tfdml.objectives.memory import CrossBatchMemory as CrossBatchMemory
 from tfdml.objectives.memory import Prism as Prism
 from tfdml.objectives.moments import HeadDivergence as HeadDivergence

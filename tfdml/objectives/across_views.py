@@ -1,6 +1,7 @@
 """Objectives over two embeddings of the same items, such as an image and its text.
 
-An item's own two views are positives of each other. Other items of its label are positives too, or left out.
+An item's own two views are positives of each other. Other items of its label are positives too, or
+left out.
 """
 
 import math
@@ -12,7 +13,14 @@ from tfdml import pairwise
 from tfdml.arguments import number, one_of
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.mining.base import Relation, component
-from tfdml.objectives.base import Objective, as_loss, check_length, checked_prefixes, over_prefixes, prefix_of
+from tfdml.objectives.base import (
+    Objective,
+    as_loss,
+    check_length,
+    checked_prefixes,
+    over_prefixes,
+    prefix_of,
+)
 from tfdml.registry import register
 
 
@@ -22,21 +30,31 @@ class ViewsObjective(Objective):
     The pairs are those of the global batch: each item in one view with all items in the other.
 
     Args:
-        views: The two representations; by default those of `MetricLearner({"image": ..., "text": ...}, ...)`.
-        shared: What the other view of another item of the anchor's label is: `"positive"`, like its own, or
-            `"left_out"`, which makes it neither a positive nor a negative.
-        dims: The lengths of prefixes, ascending, such as `[32, 64, 128]`. The value is then the sum over the prefixes
-            of both views, so that their first dimensions work alone (see `Matryoshka`).
+        views: The two representations; by default those of
+            `MetricLearner({"image": ..., "text": ...}, ...)`.
+        shared: What the other view of another item of the anchor's label is: `"positive"`, like its
+            own, or `"left_out"`, which makes it neither a positive nor a negative.
+        dims: The lengths of prefixes, ascending, such as `[32, 64, 128]`. The value is then the sum
+            over the prefixes of both views, so that their first dimensions work alone (see
+            `Matryoshka`).
         dim_weights: One factor per prefix; None for 1 each.
 
     Raises:
-        ValueError: There are not two views, `shared` is another word, or `dims` and `dim_weights` do not fit. When it
-            is built: the views have no vectors of one size, or a prefix is longer.
+        ValueError: There are not two views, `shared` is another word, or `dims` and `dim_weights`
+            do not fit. When it is built: the views have no vectors of one size, or a prefix is
+            longer.
     """
 
     learns_from = ("negative",)
 
-    def __init__(self, views=("embedding", "text_embedding"), shared="positive", dims=None, dim_weights=None, **kwargs):
+    def __init__(
+        self,
+        views=("embedding", "text_embedding"),
+        shared="positive",
+        dims=None,
+        dim_weights=None,
+        **kwargs,
+    ):
         super().__init__(**kwargs)
         self.views = tuple(views)
         if len(set(self.views)) != 2 or len(self.views) != 2:
@@ -56,7 +74,9 @@ class ViewsObjective(Objective):
         """Check that the views can be compared."""
         one, other = (tuple(shapes[name]) for name in self.views)
         if len(one) != 2 or one[-1] != other[-1]:
-            raise ValueError(f"{self.name} compares vectors (B, d) of one size, not {one} and {other}")
+            raise ValueError(
+                f"{self.name} compares vectors (B, d) of one size, not {one} and {other}"
+            )
         if self.dims:
             check_length(self.name, self.dims, one[-1])
 
@@ -65,7 +85,9 @@ class ViewsObjective(Objective):
         one, other = (pairs[name] for name in self.views)
         for name, view in zip(self.views, (one, other), strict=True):
             check_rank(self.name, view.references, 2, f"{name!r} to be vectors (B, d)")
-        directions = [a.across(b, self.shared == "positive") for a, b in ((one, other), (other, one))]
+        directions = [
+            a.across(b, self.shared == "positive") for a, b in ((one, other), (other, one))
+        ]
         if self.dims is None:
             return self.compute_views(*directions)
         value_of = lambda dim: self.compute_views(*(prefix_of(pairs, dim) for pairs in directions))  # noqa: E731
@@ -83,10 +105,12 @@ class ViewsObjective(Objective):
 
 @register("objective")
 class AcrossViews(ViewsObjective):
-    """The mean of a loss over pairs from each view to the other: L = (loss(x -> y) + loss(y -> x)) / 2.
+    """The mean of a loss over pairs from each view to the other: L = (loss(x -> y) + loss(y -> x))
+    / 2.
 
     Args:
-        loss: A loss over pairs, such as `tfdml.losses.TripletLoss(0.2)`. With `positives`, labels may be rows.
+        loss: A loss over pairs, such as `tfdml.losses.TripletLoss(0.2)`. With `positives`, labels
+            may be rows.
         name: The term's name in logs; by default `across_` and the loss's.
         **kwargs: Those of `ViewsObjective`.
 
@@ -95,7 +119,8 @@ class AcrossViews(ViewsObjective):
 
     Example:
         >>> objective = AcrossViews(tfdml.losses.ContrastiveLoss(margin=1.0, distance="cosine"))
-        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}
+        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0],
+        ...     [0.6, 0.8]])}
         >>> float(objective(views, [0, 1]))  # positives at 0 and 0.2, negatives at 1 and 0.4
         0.7
     """
@@ -103,8 +128,15 @@ class AcrossViews(ViewsObjective):
     def __init__(self, loss, name=None, **kwargs):
         loss = as_loss(loss)
         if not isinstance(loss, PairLoss) or loss.within_batch:
-            why = "compares anchors with one another" if isinstance(loss, PairLoss) else "is no loss over pairs"
-            raise ValueError(f"AcrossViews compares the views of a batch by a loss over pairs, and {loss.name} {why}")
+            why = (
+                "compares anchors with one another"
+                if isinstance(loss, PairLoss)
+                else "is no loss over pairs"
+            )
+            raise ValueError(
+                f"AcrossViews compares the views of a batch by a loss over pairs, and {loss.name} "
+                f"{why}"
+            )
         super().__init__(name=name or f"across_{loss.name}", **kwargs)
         self.loss, self.whole_batch = loss, loss.needs_whole_batch
 
@@ -117,8 +149,8 @@ class ViewContrast(ViewsObjective):
     """Base of the objectives with a learned temperature.
 
     Args:
-        positives: Which items belong together where labels are rows (B, L), as of `tfdml.losses.PairLoss`; None for
-            equal labels.
+        positives: Which items belong together where labels are rows (B, L), as of
+            `tfdml.losses.PairLoss`; None for equal labels.
         scale: What the cosines are multiplied by at the start; its logarithm is trained.
         **kwargs: Those of `ViewsObjective`.
     """
@@ -130,7 +162,9 @@ class ViewContrast(ViewsObjective):
 
     def __init__(self, positives=None, scale=1.0, **kwargs):
         super().__init__(**kwargs)
-        self.positives = None if positives is None else component("relation", positives, "positives")
+        self.positives = (
+            None if positives is None else component("relation", positives, "positives")
+        )
         self.scale = number(f"{self.name}: scale", scale, above=0, at_most=self.largest_scale)
 
     def build_from(self, shapes):
@@ -147,15 +181,17 @@ class ViewContrast(ViewsObjective):
 
 @register("objective", alias="clip")
 class SoftmaxAcrossViews(ViewContrast):
-    """The loss of CLIP: each item is to find its other view among those of the batch, in both directions.
+    """The loss of CLIP: each item is to find its other view among those of the batch, in both
+    directions.
 
     With logits s_ij = t x_i.y_j of unit vectors, and P(i) the items that are positives of i:
 
         L = (l(s) + l(s^T)) / 2,   l(s) = (1/B) sum_i -(1/|P(i)|) sum over j of P(i) of log(exp(s_ij) / sum_k exp(s_ik))
 
-    k runs over the positives and negatives. With distinct labels P(i) = {i}. Several positives share the softmax, and
-    the loss is the mean over them, as L_out of supervised contrastive learning: it is least where all are equally near.
-    The scale t starts at 1 / 0.07, is trained through its logarithm, and stays within 1 and 100.
+    k runs over the positives and negatives. With distinct labels P(i) = {i}. Several positives
+    share the softmax, and the loss is the mean over them, as L_out of supervised contrastive
+    learning: it is least where all are equally near. The scale t starts at 1 / 0.07, is trained
+    through its logarithm, and stays within 1 and 100.
 
     Args:
         scale: t at the start, at most 100.
@@ -165,12 +201,15 @@ class SoftmaxAcrossViews(ViewContrast):
         ValueError: An argument is out of range.
 
     Example:
-        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}
-        >>> float(SoftmaxAcrossViews(scale=1.0)(views, [0, 1]))  # the mean of ln(1 + e^-0.4), ln(1 + e^-0.8) ...
+        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0],
+        ...     [0.6, 0.8]])}
+        >>> float(SoftmaxAcrossViews(scale=1.0)(views, [0,
+        ...     1]))  # the mean of ln(1 + e^-0.4), ln(1 + e^-0.8) ...
         0.4488791
 
-    Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021, figure
-    3; several positives: Khosla et al., "Supervised Contrastive Learning", NeurIPS 2020, eq. 2.
+    Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
+    ICML 2021, figure 3; several positives: Khosla et al., "Supervised Contrastive Learning",
+    NeurIPS 2020, eq. 2.
     """
 
     largest_scale = 100.0
@@ -197,8 +236,8 @@ class SigmoidAcrossViews(ViewContrast):
 
         L = (1/B) sum over pairs (i, j) of ln(1 + exp(-z_ij s_ij)),   z_ij = 1 for positives, -1 for negatives
 
-    Each positive counts as one. With distinct labels those are the B pairs (i, i) of the B^2, which b balances. The
-    scale t starts at 10 and is trained through its logarithm; b starts at -10.
+    Each positive counts as one. With distinct labels those are the B pairs (i, i) of the B^2, which
+    b balances. The scale t starts at 10 and is trained through its logarithm; b starts at -10.
 
     Args:
         scale: t at the start.
@@ -209,7 +248,8 @@ class SigmoidAcrossViews(ViewContrast):
         ValueError: An argument is out of range.
 
     Example:
-        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}
+        >>> views = {"embedding": keras.ops.eye(2), "text_embedding": keras.ops.array([[1.0, 0.0],
+        ...     [0.6, 0.8]])}
         >>> float(SigmoidAcrossViews(scale=1.0, bias=0.0)(views, [0, 1]))
         1.2074988
 
@@ -227,7 +267,8 @@ class SigmoidAcrossViews(ViewContrast):
         self.offset = self.add_weight(name="bias", shape=(), initializer=start)
 
     def compute_views(self, forth, back):
-        """Compute the sum over the pairs, divided by the number of items; one direction has them all."""
+        """Compute the sum over the pairs, divided by the number of items; one direction has them
+        all."""
         del back
         logits = ops.exp(self.log_scale) * forth.cosines() + self.offset
         values = ops.softplus(ops.where(forth.positives, -logits, logits))

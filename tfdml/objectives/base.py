@@ -1,6 +1,8 @@
-"""An objective: one term of the training loss, as a layer from (representations, labels) to a scalar.
+"""An objective: one term of the training loss, as a layer from (representations, labels) to a
+scalar.
 
-And plain losses as objectives: on a representation, on its prefixes, or on the similarities to class proxies.
+And plain losses as objectives: on a representation, on its prefixes, or on the similarities to
+class proxies.
 """
 
 import inspect
@@ -22,7 +24,8 @@ from tfdml.pairs import Scope, pairs_by_name
 from tfdml.registry import register
 from tfdml.saving import SavedByArguments, restore, snake_case
 
-#: Where classes are drawn: the representation that holds the column of `"class"` of each image's own.
+#: Where classes are drawn: the representation that holds the column of `"class"` of each image's
+#: own.
 CLASS_COLUMNS = "class_columns"
 
 
@@ -30,9 +33,12 @@ class Term(NamedTuple):
     """An objective's part of a training loss, unweighted.
 
     Attributes:
-        share: What this replica adds to the loss. The shares of all replicas make up the value of the global batch.
-        value: What this replica reports. The mean over replicas, weighted by their images, is the global value.
-        observations: What the objective observes (`Objective.observe`), of the global batch: sums and counts by key.
+        share: What this replica adds to the loss. The shares of all replicas make up the value of
+            the global batch.
+        value: What this replica reports. The mean over replicas, weighted by their images, is the
+            global value.
+        observations: What the objective observes (`Objective.observe`), of the global batch: sums
+            and counts by key.
     """
 
     share: Any
@@ -43,21 +49,24 @@ class Term(NamedTuple):
 class Objective(SavedByArguments, keras.layers.Layer):
     """One weighted term of a `MetricLearner`'s loss.
 
-    Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns; the result is the
-    term's value, unweighted (the learner multiplies it by `weight`). An objective is a layer, so that weights of its
-    own (proxies, projections ...) are trained, checkpointed and saved with the learner.
+    Called as `objective(representations, labels)` with the dict that `Embedder.represent` returns;
+    the result is the term's value, unweighted (the learner multiplies it by `weight`). An objective
+    is a layer, so that weights of its own (proxies, projections ...) are trained, checkpointed and
+    saved with the learner.
 
     A subclass names the representations that it `reads`, and defines one of
 
     - `compute_pairs(pairs)`: a scalar from the pairs of the batch;
-    - `compute(representations, labels)`: one value per image, (B,), with `per_image = True`. Nothing is gathered
-      across replicas then.
+    - `compute(representations, labels)`: one value per image, (B,), with `per_image = True`.
+      Nothing is gathered across replicas then.
 
     It may also define
 
     - `represent(representations)`: its work on each image alone;
-    - `represent_labeled(representations, labels)`: what it needs the labels of the global batch for;
-    - `update` and `remember`: what it keeps of the batches of training, the same on every replica, and `forget`;
+    - `represent_labeled(representations, labels)`: what it needs the labels of the global batch
+      for;
+    - `update` and `remember`: what it keeps of the batches of training, the same on every replica,
+      and `forget`;
     - `observe`, with the keys in `observes`: what is logged next to its value, as `<name>_<key>`;
     - `calibrate`, with `calibrates_on`: what it measures of the training set before the first step.
 
@@ -69,17 +78,20 @@ class Objective(SavedByArguments, keras.layers.Layer):
         per_image: Whether `compute` gives one value per image.
         reduction: `"mean"` or `"sum"`, of the values per image.
         representation: The name of the representation that it reads, where it reads one.
-        whole_batch: Whether `compute_pairs` needs all anchors of the batch. By default it returns the part of the value
-            that the given anchors make up, and the parts of all replicas add up.
-        learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two (`"negative"`); a
-            batch without any would teach it nothing.
+        whole_batch: Whether `compute_pairs` needs all anchors of the batch. By default it returns
+            the part of the value that the given anchors make up, and the parts of all replicas add
+            up.
+        learns_from: The pairs of images that it learns from, of one class (`"positive"`) or of two
+            (`"negative"`); a batch without any would teach it nothing.
         provides: The names of the representations that `represent` adds.
         observes: The keys of what `observe` returns.
-        calibrates_on: The representation of all training images that `calibrate` needs; None for nothing.
+        calibrates_on: The representation of all training images that `calibrate` needs; None for
+            nothing.
         without_calibration: What it does until then, for the warning of `MetricLearner.fit`.
 
     Raises:
-        ValueError: `weight` is negative or not finite, or a representation that the objective reads is missing.
+        ValueError: `weight` is negative or not finite, or a representation that the objective reads
+            is missing.
     """
 
     per_image = False
@@ -105,7 +117,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The names of the representations that the value needs; by default `representation` alone."""
+        """The names of the representations that the value needs; by default `representation`
+        alone."""
         return (self.representation,)
 
     def build_from(self, shapes: dict) -> None:
@@ -120,7 +133,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return {}
 
     def represent_labeled(self, representations, labels, training=None) -> dict:
-        """Compute further representations of the images of this replica, of labels (B,) too; by default none."""
+        """Compute further representations of the images of this replica, of labels (B,) too; by
+        default none."""
         return {}
 
     def compute(self, representations, labels):
@@ -139,12 +153,14 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Update its state before the value of a training step is computed; by default not at all.
 
         Args:
-            representations: Those of the replica's own images if `per_image`, of the global batch otherwise.
+            representations: Those of the replica's own images if `per_image`, of the global batch
+                otherwise.
             labels: (B,) integers.
         """
 
     def remember(self, representations, labels) -> None:
-        """Keep a batch of training for those after it, once the value is computed; by default not at all.
+        """Keep a batch of training for those after it, once the value is computed; by default not
+        at all.
 
         Args:
             representations: As of `update`.
@@ -174,14 +190,16 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Measure the training set; what is measured stays fixed in training.
 
         Args:
-            features: (N, D) NumPy, the representation `calibrates_on` of the training images, before training.
+            features: (N, D) NumPy, the representation `calibrates_on` of the training images,
+                before training.
             labels: (N,) NumPy integers.
         """
         raise TypeError(f"{type(self).__name__} must define calibrate(features, labels)")
 
     def __call__(self, representations, labels, **kwargs):
         """Compute the unweighted value, a scalar, of labels in any form that `as_labels` takes."""
-        # Made integers before Keras converts them: it would cast float ids to float32, and on JAX cut off 64-bit ones.
+        # Made integers before Keras converts them: it would cast float ids to float32, and on JAX
+        # cut off 64-bit ones.
         if not isinstance(labels, keras.KerasTensor):
             labels = self.as_labels(labels)
         return super().__call__(representations, labels, **kwargs)
@@ -190,19 +208,23 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """Compute the unweighted value, a scalar."""
         available = {**representations, **self.represent(representations, training=training)}
         available.update(self.represent_labeled(available, labels, training=training))
-        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(labels)
+        return self.term(available, labels, training=training).value + pairwise.nan_if_no_label(
+            labels
+        )
 
     def term(self, representations, labels, scope: Scope = Scope(), training=False) -> Term:
         """Evaluate a batch; in training, also update what the objective keeps of the batches.
 
         Args:
-            representations: At least those that it reads: of this replica's own images if `per_image`, of the global
-                batch otherwise.
+            representations: At least those that it reads: of this replica's own images if
+                `per_image`, of the global batch otherwise.
             labels: Theirs, in a form that `as_labels` takes.
             scope: Which images of the global batch are this replica's own; by default all.
             training: Whether this is a step of training.
         """
-        selected = {name: ops.cast(value, "float32") for name, value in self.select(representations).items()}
+        selected = {
+            name: ops.cast(value, "float32") for name, value in self.select(representations).items()
+        }
         if self.per_image and "class" in self.reads:
             labels = representations.get(CLASS_COLUMNS, labels)
         labels = self.as_labels(labels)
@@ -224,7 +246,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return Term(total / ops.maximum(images, 1.0), total / ops.maximum(count, 1.0), {})
 
     def _term_of_pairs(self, representations, labels, scope: Scope) -> Term:
-        pairs = pairs_by_name(representations, labels, self.positives, Scope() if self.whole_batch else scope)
+        pairs = pairs_by_name(
+            representations, labels, self.positives, Scope() if self.whole_batch else scope
+        )
         observations = self._observations(pairs) if self.observes else {}
         value = self.compute_pairs(pairs)
         if self.whole_batch or scope.count is None:
@@ -246,7 +270,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     @property
     def takes_label_sets(self) -> bool:
-        """Whether labels may be rows (B, L): whether its `loss` is one over pairs, which may have `positives`."""
+        """Whether labels may be rows (B, L): whether its `loss` is one over pairs, which may have
+        `positives`."""
         return isinstance(getattr(self, "loss", None), PairLoss)
 
     def as_labels(self, labels):
@@ -255,9 +280,14 @@ class Objective(SavedByArguments, keras.layers.Layer):
         Raises:
             UserError: They are rows, and this objective takes one label for each image.
         """
-        if self.positives is None and len(getattr(labels, "shape", ())) == 2 and labels.shape[1] not in (None, 1):
+        if (
+            self.positives is None
+            and len(getattr(labels, "shape", ())) == 2
+            and labels.shape[1] not in (None, 1)
+        ):
             raise UserError(
-                f"{self.name} takes one label for each image, not {labels.shape}: see `positives` of its loss"
+                f"{self.name} takes one label for each image, not {labels.shape}: see `positives` "
+                "of its loss"
             )
         return pairwise.as_labels(labels, rows=self.positives is not None)
 
@@ -269,7 +299,11 @@ class Objective(SavedByArguments, keras.layers.Layer):
         """
         missing = [name for name in self.reads if name not in representations]
         if missing:
-            hint = " ('class' comes from a ProxyLoss: add one, before this objective)" if "class" in missing else ""
+            hint = (
+                " ('class' comes from a ProxyLoss: add one, before this objective)"
+                if "class" in missing
+                else ""
+            )
             raise ValueError(
                 f"{self.name} needs the representation {missing[0]!r}, but there are only "
                 f"{', '.join(sorted(representations))}{hint}"
@@ -315,13 +349,16 @@ class FunctionLoss(SavedByArguments, keras.losses.Loss):
 
 
 def as_loss(loss):
-    """Return the loss of an objective: restored where it is serialized, wrapped where it is a function."""
+    """Return the loss of an objective: restored where it is serialized, wrapped where it is a
+    function."""
     loss = restore(loss)
     loss = FunctionLoss(loss) if inspect.isfunction(loss) else loss
     if not isinstance(loss, keras.losses.Loss):
         raise ValueError(f"expected a keras.losses.Loss, got {loss!r}")
     if loss.reduction in ("none", None):
-        raise ValueError(f"{loss.name}: an objective needs a loss with a reduction, not {loss.reduction!r}")
+        raise ValueError(
+            f"{loss.name}: an objective needs a loss with a reduction, not {loss.reduction!r}"
+        )
     return loss
 
 
@@ -339,17 +376,19 @@ def share_of(part, size):
 class MetricLoss(Objective):
     """Any loss on any representation: loss(labels, representations[representation]).
 
-    A loss of tfdml over pairs sees the global batch. Any other Keras loss is taken to work image by image.
+    A loss of tfdml over pairs sees the global batch. Any other Keras loss is taken to work image by
+    image.
 
     Args:
-        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`, or a function (labels, representations)
-            that returns one value for each image.
+        loss: A `keras.losses.Loss` such as `tfdml.losses.ContrastiveLoss()`, or a function (labels,
+            representations) that returns one value for each image.
         representation: The name of the representation that it reads.
         name: The term's name in logs; by default the loss's.
 
     Raises:
         ValueError: `loss` is not a loss, has no reduction, or is one on class similarities.
-        UserError: When it is built: a loss that works image by image does not take labels and the representation.
+        UserError: When it is built: a loss that works image by image does not take labels and the
+            representation.
 
     Example:
         >>> objective = MetricLoss(tfdml.losses.ContrastiveLoss())
@@ -362,21 +401,30 @@ class MetricLoss(Objective):
         super().__init__(name=name or loss.name, **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
         if isinstance(loss, ClassSimilarityLoss) and representation != "class":
-            raise ValueError(f"{loss.name} takes similarities to classes: use ProxyLoss(loss, num_classes)")
+            raise ValueError(
+                f"{loss.name} takes similarities to classes: use ProxyLoss(loss, num_classes)"
+            )
         self.loss = loss
         self.per_image = not isinstance(loss, PairLoss)
         self.whole_batch = not self.per_image and loss.needs_whole_batch
         self.learns_from = () if self.per_image else ("positive", "negative")
 
     def build_from(self, shapes):
-        """Check that a loss that works image by image gives one value of a label and a representation."""
+        """Check that a loss that works image by image gives one value of a label and a
+        representation."""
         if not self.per_image:
             return
         # As many images as no other axis has, so that no axis is taken for theirs.
         count = max(shapes[self.representation][1:]) + 1
         x = ops.zeros((count, *shapes[self.representation][1:]))
-        problem = f"{self.name} does not go with labels (B,) and {self.representation!r} {tuple(x.shape[1:])} per image"
-        advice = "take a loss of tfdml, or write a function (labels, embeddings) that returns (B,) values"
+        problem = (
+            f"{self.name} does not go with labels (B,) and {self.representation!r} "
+            f"{tuple(x.shape[1:])} per image"
+        )
+        advice = (
+            "take a loss of tfdml, or write a function (labels, embeddings) that returns (B,) "
+            "values"
+        )
         with user_errors(Exception, f"{problem} ({REASON}): {advice}", keep="first"):
             values = self.loss.call(ops.zeros((count,), "int32"), x)
             if tuple(values.shape) != (count,):
@@ -401,7 +449,9 @@ def checked_prefixes(dims, dim_weights):
     if dim_weights is not None:
         dim_weights = tuple(number("dim_weights", factor, at_least=0) for factor in dim_weights)
         if len(dim_weights) != len(lengths):
-            raise ValueError(f"give one of dim_weights for each of {len(lengths)} dims; got {len(dim_weights)}")
+            raise ValueError(
+                f"give one of dim_weights for each of {len(lengths)} dims; got {len(dim_weights)}"
+            )
     return lengths, dim_weights
 
 
@@ -426,23 +476,26 @@ def check_length(name, dims, length):
 class Matryoshka(MetricLoss):
     """Sums a loss over prefixes of the representation, so that its first dimensions work alone.
 
-    L = sum_m w_m loss(labels, x[:, :m] / |x[:, :m]|). `tfdml.models.TruncatedEmbedder` cuts embeddings in the same way
-    after training.
+    L = sum_m w_m loss(labels, x[:, :m] / |x[:, :m]|). `tfdml.models.TruncatedEmbedder` cuts
+    embeddings in the same way after training.
 
     Args:
         loss: A loss over pairs, such as `tfdml.losses.MultiSimilarityLoss()`.
-        dims: The lengths of the prefixes, ascending, such as `[32, 64, 128]`. Name the whole length too.
+        dims: The lengths of the prefixes, ascending, such as `[32, 64, 128]`. Name the whole length
+            too.
         dim_weights: One factor per prefix; None for 1 each.
         representation: The name of the representation that it reads, (B, d).
         name: The term's name in logs; by default `matryoshka_` and the loss's.
 
     Raises:
-        ValueError: `loss` is not a loss over pairs, `dims` are not ascending positive integers, or not as many as
-            `dim_weights`. On the first call: a prefix is longer than the representation.
+        ValueError: `loss` is not a loss over pairs, `dims` are not ascending positive integers, or
+            not as many as `dim_weights`. On the first call: a prefix is longer than the
+            representation.
 
     Example:
         >>> objective = Matryoshka(tfdml.losses.ContrastiveLoss(), dims=[1, 2])
-        >>> float(objective({"embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])}, keras.ops.array([0, 0])))
+        >>> float(objective({"embedding": keras.ops.array([[1.0, 0.0], [0.6, 0.8]])},
+        ...     keras.ops.array([0, 0])))
         0.8
 
     Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1.
@@ -451,7 +504,9 @@ class Matryoshka(MetricLoss):
     def __init__(self, loss, dims, dim_weights=None, name=None, **kwargs):
         loss = as_loss(loss)
         if not isinstance(loss, PairLoss):
-            raise ValueError(f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}")
+            raise ValueError(
+                f"Matryoshka takes a loss of tfdml over pairs, not {type(loss).__name__}"
+            )
         super().__init__(loss, name=name or f"matryoshka_{loss.name}", **kwargs)
         self.dims, self.dim_weights = checked_prefixes(dims, dim_weights)
 
@@ -463,51 +518,59 @@ class Matryoshka(MetricLoss):
         """Compute the weighted sum of the loss over the prefixes."""
         batch = pairs[self.representation]
         check_rank(self.name, batch.references, 2, f"{self.representation!r} to be vectors (B, d)")
-        return over_prefixes(self.dims, self.dim_weights, lambda dim: self.loss.of_pairs(prefix_of(batch, dim)))
+        return over_prefixes(
+            self.dims, self.dim_weights, lambda dim: self.loss.of_pairs(prefix_of(batch, dim))
+        )
 
 
 class ProxyLoss(Objective):
     """A loss on the cosines to learned class proxies, which it owns.
 
-    Adds the representation `"class"`, the class similarities (B, C), for objectives that come after it to read, such as
-    `JointRepresentationSimilarity`. With several proxies per class they are the loss's own, such as SoftTriple's
-    relaxed ones; a Keras loss that has none of its own gets the cosines (B, C, K) as they are.
+    Adds the representation `"class"`, the class similarities (B, C), for objectives that come after
+    it to read, such as `JointRepresentationSimilarity`. With several proxies per class they are the
+    loss's own, such as SoftTriple's relaxed ones; a Keras loss that has none of its own gets the
+    cosines (B, C, K) as they are.
 
-    Works image by image: nothing is gathered across replicas, save by `ProxyAnchorLoss`, whose terms run over the
-    batch.
+    Works image by image: nothing is gathered across replicas, save by `ProxyAnchorLoss`, whose
+    terms run over the batch.
 
     Args:
         loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
-        num_classes: C; labels must lie in 0 .. C - 1, in training and in validation. Classes that are not trained have
-            no proxies, whatever their numbers: measure them with `tfdml.callbacks.RetrievalEvaluation`, and not with
-            `validation_data`.
-        proxies_per_class: K; None for the loss's own number: 10 of `SoftTripleLoss`, 3 of `SubCenterArcFaceLoss`, and
-            1 of others.
+        num_classes: C; labels must lie in 0 .. C - 1, in training and in validation. Classes that
+            are not trained have no proxies, whatever their numbers: measure them with
+            `tfdml.callbacks.RetrievalEvaluation`, and not with `validation_data`.
+        proxies_per_class: K; None for the loss's own number: 10 of `SoftTripleLoss`, 3 of
+            `SubCenterArcFaceLoss`, and 1 of others.
         representation: What the proxies are compared with.
         name: The term's name in logs; by default the loss's.
-        drop_highest: The share of the global batch's images, those of the highest values, that does not count: for
-            wrong labels, whose images keep high values while the others are learned. At least 0 and below 1. The mean
-            is that of the images that count.
-        sample: The share of the C classes that a step of training compares with, for very many classes: those of the
-            global batch, and others that each step draws, the same on all replicas. They are never fewer than the batch
-            has images. `"class"` has their columns alone, and an objective that works image by image and reads it gets
-            columns as labels. In evaluation all classes are compared. On TensorFlow a step reads only the drawn
-            proxies, and an optimizer of `tfdml.training.build_optimizer` changes only these, their moments and
-            averages, and decays them: those that are not drawn keep their moments, as in TensorFlow's lazy Adam, while
-            the dense form also moves them by what is left of earlier gradients. Other optimizers, and JAX, change all.
+        drop_highest: The share of the global batch's images, those of the highest values, that does
+            not count: for wrong labels, whose images keep high values while the others are learned.
+            At least 0 and below 1. The mean is that of the images that count.
+        sample: The share of the C classes that a step of training compares with, for very many
+            classes: those of the global batch, and others that each step draws, the same on all
+            replicas. They are never fewer than the batch has images. `"class"` has their columns
+            alone, and an objective that works image by image and reads it gets columns as labels.
+            In evaluation all classes are compared. On TensorFlow a step reads only the drawn
+            proxies, and an optimizer of `tfdml.training.build_optimizer` changes only these, their
+            moments and averages, and decays them: those that are not drawn keep their moments, as
+            in TensorFlow's lazy Adam, while the dense form also moves them by what is left of
+            earlier gradients. Other optimizers, and JAX, change all.
 
     Raises:
-        ValueError: `loss` is not a loss on class similarities, a count is not positive, or `drop_highest` is out of
-            range or given for a loss that has no value of each image. `sample` is not above 0 or above 1.
+        ValueError: `loss` is not a loss on class similarities, a count is not positive, or
+            `drop_highest` is out of range or given for a loss that has no value of each image.
+            `sample` is not above 0 or above 1.
 
     Example:
         >>> objective = ProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98)
-        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))},
+        ...     keras.ops.arange(4)).shape)
         ()
 
-    Source: `drop_highest` is the small-loss selection of Han et al., "Co-teaching", NeurIPS 2018, by one network.
-    `sample` is that of An et al., "Partial FC: Training 10 Million Identities on a Single Machine", ICCVW 2021, and
-    "Killing Two Birds with One Stone", CVPR 2022: the softmax over what is drawn, without a correction.
+    Source: `drop_highest` is the small-loss selection of Han et al., "Co-teaching", NeurIPS 2018,
+    by one network. `sample` is that of An et al., "Partial FC: Training 10 Million Identities on a
+    Single Machine", ICCVW 2021, and "Killing Two Birds with One Stone", CVPR 2022: the softmax over
+    what is drawn, without a correction.
     """
 
     per_image = True
@@ -527,7 +590,9 @@ class ProxyLoss(Objective):
     ):
         loss = as_loss(loss)
         if isinstance(loss, PairLoss):
-            raise ValueError(f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss")
+            raise ValueError(
+                f"{loss.name} works on pairs of embeddings: use MetricLoss, not ProxyLoss"
+            )
         super().__init__(name=name or loss.name, **kwargs)
         self.representation, self.reduction = representation, reduction_of(loss)
         self.loss = loss
@@ -569,7 +634,8 @@ class ProxyLoss(Objective):
         return {} if self.sample < 1 else self.of_proxies(representations)
 
     def represent_labeled(self, representations, labels, training=None):
-        """Return the similarities to the classes that are drawn, to all in evaluation, and each image's column."""
+        """Return the similarities to the classes that are drawn, to all in evaluation, and each
+        image's column."""
         if self.sample == 1:
             return {}
         labels = self.as_labels(labels)
@@ -579,10 +645,19 @@ class ProxyLoss(Objective):
         of_all = replicas.gather(labels)
         size, share = ops.shape(of_all)[0], math.ceil(self.sample * self.num_classes)
         # A number, where the size of the batch is known.
-        size = min(max(size, share), self.num_classes) if isinstance(size, int) else ops.maximum(size, share)
-        classes, columns = draw_classes(of_all, self.num_classes, size, workarounds.SavedSeed(self.draws))
+        size = (
+            min(max(size, share), self.num_classes)
+            if isinstance(size, int)
+            else ops.maximum(size, share)
+        )
+        classes, columns = draw_classes(
+            of_all, self.num_classes, size, workarounds.SavedSeed(self.draws)
+        )
         columns = replicas.local_rows(columns, ops.shape(labels)[0])
-        return {**self.of_proxies(representations, self.class_proxies.of_classes(classes)), CLASS_COLUMNS: columns}
+        return {
+            **self.of_proxies(representations, self.class_proxies.of_classes(classes)),
+            CLASS_COLUMNS: columns,
+        }
 
     def of_proxies(self, representations, proxies=None):
         """Return what it provides, of the proxies of some classes; None for all."""
@@ -595,7 +670,8 @@ class ProxyLoss(Objective):
         return similarities
 
     def compute(self, representations, labels):
-        """One value per image; 0 for those that are dropped, which makes the others' larger if a mean is asked for."""
+        """One value per image; 0 for those that are dropped, which makes the others' larger if a
+        mean is asked for."""
         refuse_unknown_classes(labels, self.num_classes, self.name)
         values = self.image_values(representations, labels)
         return self._without_highest(values) if self.drop_highest else values
@@ -618,10 +694,11 @@ class ProxyLoss(Objective):
 
 @register("objective")
 class MatryoshkaProxyLoss(ProxyLoss):
-    """Sums a loss on the cosines to class proxies over prefixes of the representation and of the proxies.
+    """Sums a loss on the cosines to class proxies over prefixes of the representation and of the
+    proxies.
 
-    L = sum_m w_m loss(labels, cos(x[:, :m], proxies[:, :m])): one set of proxies, the paper's efficient variant. The
-    representation `"class"` is that of the whole length.
+    L = sum_m w_m loss(labels, cos(x[:, :m], proxies[:, :m])): one set of proxies, the paper's
+    efficient variant. The representation `"class"` is that of the whole length.
 
     Args:
         loss: A loss on class similarities, such as `tfdml.losses.AMSoftmaxLoss()`.
@@ -635,11 +712,14 @@ class MatryoshkaProxyLoss(ProxyLoss):
         ValueError: As `ProxyLoss` and `Matryoshka`.
 
     Example:
-        >>> objective = MatryoshkaProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98, dims=[32, 128])
-        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        >>> objective = MatryoshkaProxyLoss(tfdml.losses.AMSoftmaxLoss(), num_classes=98, dims=[32,
+        ...     128])
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))},
+        ...     keras.ops.arange(4)).shape)
         ()
 
-    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1 with weight tying.
+    Source: Kusupati et al., "Matryoshka Representation Learning", NeurIPS 2022, equation 1 with
+    weight tying.
     """
 
     def __init__(self, loss, num_classes, dims, dim_weights=None, name=None, **kwargs):

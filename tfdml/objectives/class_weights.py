@@ -1,4 +1,5 @@
-"""Objectives that learn weights for each class: linear heads, boundaries, centers, and those of face recognition."""
+"""Objectives that learn weights for each class: linear heads, boundaries, centers, and those of
+face recognition."""
 
 import math
 
@@ -22,11 +23,12 @@ class InstanceLoss(ReducedObjective):
 
     L = -log( e^{w_y.x} / sum_j e^{w_j.x} ), averaged over the batch.
 
-    In the paper every instance (an image with its descriptions) is a class of its own, so that images of one class are
-    distinguished by what is their own: give it labels of instances (`labels = arange(N)`) and as many classes. With
-    labels of classes it is the plain softmax loss. `NormSoftmaxLoss` is the same with vectors x and w_j of length 1
-    and a fixed scale in the place of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths
-    of the w_j are the scale, and are learned; `representation="projection"` reads embeddings before normalization.
+    In the paper every instance (an image with its descriptions) is a class of its own, so that
+    images of one class are distinguished by what is their own: give it labels of instances
+    (`labels = arange(N)`) and as many classes. With labels of classes it is the plain softmax loss.
+    `NormSoftmaxLoss` is the same with vectors x and w_j of length 1 and a fixed scale in the place
+    of the lengths. On unit embeddings, as an `Embedder` gives them, the lengths of the w_j are the
+    scale, and are learned; `representation="projection"` reads embeddings before normalization.
 
     Args:
         num_classes: C, the number of instances or classes; labels must lie in 0 .. C - 1.
@@ -38,10 +40,12 @@ class InstanceLoss(ReducedObjective):
 
     Example:
         >>> objective = InstanceLoss(num_classes=98)
-        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))},
+        ...     keras.ops.arange(4)).shape)
         ()
 
-    Source: Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM TOMM 2020.
+    Source: Zheng et al., "Dual-Path Convolutional Image-Text Embeddings with Instance Loss", ACM
+    TOMM 2020.
     """
 
     per_image = True
@@ -55,7 +59,9 @@ class InstanceLoss(ReducedObjective):
         size = shapes[self.representation][-1]
         bound = 1.0 / math.sqrt(size)
         uniform = keras.initializers.RandomUniform(-bound, bound)
-        self.head = self.add_weight(name="head", shape=(self.num_classes, size), initializer=uniform)
+        self.head = self.add_weight(
+            name="head", shape=(self.num_classes, size), initializer=uniform
+        )
 
     def compute(self, representations, labels):
         """One value per image."""
@@ -71,11 +77,12 @@ class LearnedMargin(ReducedObjective):
     L = (1/#active) sum over positive pairs (a, p) of
         [d_ap - beta_c + alpha]_+ + [beta_c + alpha - d_an]_+ + nu beta_c,   c the class of a
 
-    with Euclidean distances and one distance-weighted negative n per ordered positive pair, in expectation over the
-    draw, as in `tfdml.losses.MarginLoss`, whose beta is fixed. #active is the number of hinges above 0.
+    with Euclidean distances and one distance-weighted negative n per ordered positive pair, in
+    expectation over the draw, as in `tfdml.losses.MarginLoss`, whose beta is fixed. #active is the
+    number of hinges above 0.
 
-    nu > 0 draws the boundaries inwards. The authors train beta at a rate of its own, 0.1. A label outside
-    0 .. num_classes - 1 makes the value NaN, so that the mistake cannot pass unseen.
+    nu > 0 draws the boundaries inwards. The authors train beta at a rate of its own, 0.1. A label
+    outside 0 .. num_classes - 1 makes the value NaN, so that the mistake cannot pass unseen.
 
     Args:
         num_classes: The number of training classes.
@@ -130,12 +137,15 @@ class LearnedMargin(ReducedObjective):
 
 @register("objective")
 class RegularizedSoftTriple(ProxyLoss):
-    """SoftTriple with its regularizer, which merges the centers of a class that needs fewer than it has.
+    """SoftTriple with its regularizer, which merges the centers of a class that needs fewer than it
+    has.
 
-    L = SoftTripleLoss + tau / (C K (K - 1)) sum over classes c, centers s < t of c, of sqrt(2 - 2 w_cs.w_ct)
+    L = SoftTripleLoss + tau / (C K (K - 1)) sum over classes c, centers s < t of c, of sqrt(2 - 2
+    w_cs.w_ct)
 
-    with K unit centers w_c per class. Where two centers coincide, the root has the gradient 0 here (the authors add
-    1e-5 under it). `reduction="sum"` makes the whole value a sum over images, B times the mean, as in `ProxyLoss`.
+    with K unit centers w_c per class. Where two centers coincide, the root has the gradient 0 here
+    (the authors add 1e-5 under it). `reduction="sum"` makes the whole value a sum over images, B
+    times the mean, as in `ProxyLoss`.
 
     Args:
         num_classes: C; labels must lie in 0 .. C - 1.
@@ -152,10 +162,12 @@ class RegularizedSoftTriple(ProxyLoss):
 
     Example:
         >>> objective = RegularizedSoftTriple(num_classes=98, proxies_per_class=10)
-        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))},
+        ...     keras.ops.arange(4)).shape)
         ()
 
-    Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV 2019, sec. 3.3.
+    Source: Qian et al., "SoftTriple Loss: Deep Metric Learning Without Triplet Sampling", ICCV
+    2019, sec. 3.3.
     """
 
     fixed = ("loss", "sample")
@@ -176,7 +188,10 @@ class RegularizedSoftTriple(ProxyLoss):
         self.scale, self.gamma, self.margin = loss.scale, loss.gamma, loss.margin
         self.tau = number("tau", tau, at_least=0)
         if self.sample < 1:
-            raise ValueError(f"{self.name}: its regularizer reads the centers of all classes; take SoftTripleLoss")
+            raise ValueError(
+                f"{self.name}: its regularizer reads the centers of all classes; take "
+                "SoftTripleLoss"
+            )
 
     def regularizer(self):
         """Return the mean over classes of the distances between their centers, without tau."""
@@ -185,11 +200,14 @@ class RegularizedSoftTriple(ProxyLoss):
             return ops.zeros((), "float32")
         unit = pairwise.l2_normalize(self.class_proxies.proxies)
         products = pairwise.matmul(unit, ops.transpose(unit, (0, 2, 1)))
-        # Lengths from the same product, so that centers that coincide are at a distance of exactly 0.
+        # Lengths from the same product, so that centers that coincide are at a distance of exactly
+        # 0.
         lengths = ops.diagonal(products, axis1=1, axis2=2)
         squared = ops.maximum(lengths[:, :, None] + lengths[:, None, :] - 2.0 * products, 0.0)
         below = ops.arange(centers)[:, None] < ops.arange(centers)[None, :]
-        return pairwise.masked_sum(pairwise.safe_sqrt(squared), below[None]) / (classes * centers * (centers - 1))
+        return pairwise.masked_sum(pairwise.safe_sqrt(squared), below[None]) / (
+            classes * centers * (centers - 1)
+        )
 
     def compute(self, representations, labels):
         """One value per image, the regularizer in each."""
@@ -201,12 +219,14 @@ class CurricularFace(ProxyLoss):
     """ArcFace in which hard negatives weigh little at first, and more later in training.
 
     L = -log( e^{s cos(theta_y + m)} / ( e^{s cos(theta_y + m)} + sum_{j != y} e^{s N_j} ) ),
-    N_j = cos_j where cos_j <= cos(theta_y + m) (an easy negative), (t + cos_j) cos_j elsewhere (a hard one),
-    t <- (1 - momentum) t + momentum mean(cos_y), over the global batch, before the loss of a training step
+    N_j = cos_j where cos_j <= cos(theta_y + m) (an easy negative), (t + cos_j) cos_j elsewhere (a
+    hard one), t <- (1 - momentum) t + momentum mean(cos_y), over the global batch, before the loss
+    of a training step
 
-    averaged over the batch. As in `ArcFaceLoss`, cos(theta_y) - m sin(m) takes the place of cos(theta_y + m) beyond pi.
-    t starts at 0; it is a weight that is not trained: saved with the learner, float32 under every dtype policy, the
-    same on every replica, and left as it is in evaluation.
+    averaged over the batch. As in `ArcFaceLoss`, cos(theta_y) - m sin(m) takes the place of
+    cos(theta_y + m) beyond pi. t starts at 0; it is a weight that is not trained: saved with the
+    learner, float32 under every dtype policy, the same on every replica, and left as it is in
+    evaluation.
 
     Args:
         num_classes: C; labels must lie in 0 .. C - 1.
@@ -221,17 +241,20 @@ class CurricularFace(ProxyLoss):
 
     Example:
         >>> objective = CurricularFace(num_classes=98, scale=32.0)
-        >>> value = objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4), training=True)
+        >>> value = objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4),
+        ...     training=True)
         >>> bool(keras.ops.abs(objective.t) < 0.01)
         True
 
-    Source: Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition", CVPR 2020,
-    sec. 3; t starts and moves as in the authors' code.
+    Source: Huang et al., "CurricularFace: Adaptive Curriculum Learning Loss for Deep Face
+    Recognition", CVPR 2020, sec. 3; t starts and moves as in the authors' code.
     """
 
     fixed = ("loss", "proxies_per_class")
 
-    def __init__(self, num_classes, scale=64.0, margin=0.5, momentum=0.01, reduction="mean", **kwargs):
+    def __init__(
+        self, num_classes, scale=64.0, margin=0.5, momentum=0.01, reduction="mean", **kwargs
+    ):
         loss = ArcFaceLoss(scale, margin, reduction=reduction)
         super().__init__(loss, num_classes, 1, **kwargs)
         self.scale, self.margin = loss.scale, loss.margin
@@ -240,7 +263,9 @@ class CurricularFace(ProxyLoss):
     def build_from(self, shapes):
         """Create the proxies and t."""
         super().build_from(shapes)
-        self.t = self.add_weight(name="t", shape=(), initializer="zeros", trainable=False, aggregation="mean")
+        self.t = self.add_weight(
+            name="t", shape=(), initializer="zeros", trainable=False, aggregation="mean"
+        )
 
     def update(self, representations, labels):
         """Move t toward the mean cosine of the images of all replicas to their own proxies."""
@@ -261,24 +286,31 @@ class CurricularFace(ProxyLoss):
         # What is hard is judged by cos(theta_y + m) even beyond pi, as in the authors' code.
         threshold = ops.stop_gradient(self.loss.shifted(own))
         hard = ops.logical_and(ops.logical_not(mask), similarities > threshold[:, None])
-        reweighed = self.loss.scale * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities) * similarities
+        reweighed = (
+            self.loss.scale
+            * (ops.stop_gradient(ops.convert_to_tensor(self.t)) + similarities)
+            * similarities
+        )
         return NormSoftmaxLoss(scale=1.0).call(labels, ops.where(hard, reweighed, logits))
 
 
 @register("objective")
 class SphereFace2(ProxyLoss):
-    """A binary classification for each class, "is it of this class", in the place of one among all classes.
+    """A binary classification for each class, "is it of this class", in the place of one among all
+    classes.
 
     L = (lambda / r) ln(1 + exp(-(r (g(cos_y) - m) + b)))
         + ((1 - lambda) / r) sum over j != y of ln(1 + exp(r (g(cos_j) + m) + b)),   g(z) = 2 ((z + 1) / 2)^t - 1
 
-    averaged over the batch (SphereFace2-C). b, one for all classes, is learned. It starts where images that are alike
-    to no proxy pull as much as they push. The gradient of an image and a class needs no other class. The authors' code
-    multiplies the value by 50 (`50 * sphere_face2` on the command line, `weight=50` here).
+    averaged over the batch (SphereFace2-C). b, one for all classes, is learned. It starts where
+    images that are alike to no proxy pull as much as they push. The gradient of an image and a
+    class needs no other class. The authors' code multiplies the value by 50 (`50 * sphere_face2` on
+    the command line, `weight=50` here).
 
-    As in the authors' code, g and m change the value but carry no gradient: d logit / d cos is r everywhere, and not
-    r g'(cos), which vanishes at opposite directions and is t times as steep at equal ones. The paper's formula does not
-    show this. `detached=False` differentiates the formula as printed.
+    As in the authors' code, g and m change the value but carry no gradient: d logit / d cos is r
+    everywhere, and not r g'(cos), which vanishes at opposite directions and is t times as steep at
+    equal ones. The paper's formula does not show this. `detached=False` differentiates the formula
+    as printed.
 
     Args:
         num_classes: C; labels must lie in 0 .. C - 1.
@@ -295,11 +327,13 @@ class SphereFace2(ProxyLoss):
 
     Example:
         >>> objective = SphereFace2(num_classes=98)
-        >>> tuple(objective({"embedding": keras.random.normal((4, 128))}, keras.ops.arange(4)).shape)
+        >>> tuple(objective({"embedding": keras.random.normal((4, 128))},
+        ...     keras.ops.arange(4)).shape)
         ()
 
-    Source: Wen et al., "SphereFace2: Binary Classification is All You Need for Deep Face Recognition", ICLR 2022,
-    sec. 3; the start of b, and what carries a gradient, from the authors' code (OpenSphere).
+    Source: Wen et al., "SphereFace2: Binary Classification is All You Need for Deep Face
+    Recognition", ICLR 2022, sec. 3; the start of b, and what carries a gradient, from the authors'
+    code (OpenSphere).
     """
 
     fixed = ("loss", "proxies_per_class")
@@ -330,10 +364,11 @@ class SphereFace2(ProxyLoss):
         self.bias = self.add_weight(name="bias", shape=(), initializer=start)
 
     def balanced_bias(self) -> float:
-        """Return the b at which, with all cosines 0, the pull of the own class and the push of the others are equal.
+        """Return the b at which, with all cosines 0, the pull of the own class and the push of the
+        others are equal.
 
-        lambda sigmoid(-(a_y + b)) = (1 - lambda) (C - 1) sigmoid(a_j + b), a quadratic equation in e^b, with a_y and
-        a_j = r (g(0) -+ m).
+        lambda sigmoid(-(a_y + b)) = (1 - lambda) (C - 1) sigmoid(a_j + b), a quadratic equation in
+        e^b, with a_y and a_j = r (g(0) -+ m).
         """
         at_zero = 2.0 * 0.5**self.adjustment - 1.0
         own, other = self.scale * (at_zero - self.margin), self.scale * (at_zero + self.margin)
@@ -352,11 +387,15 @@ class SphereFace2(ProxyLoss):
         similarities = ops.clip(representations["class"], -1.0, 1.0)
         mask = target_mask(labels, ops.shape(similarities)[1])
         # Above 0, so that the power of a half has a finite slope.
-        adjusted = 2.0 * ops.power(ops.maximum((similarities + 1.0) / 2.0, 1e-7), self.adjustment) - 1.0
+        adjusted = (
+            2.0 * ops.power(ops.maximum((similarities + 1.0) / 2.0, 1e-7), self.adjustment) - 1.0
+        )
         if self.detached:
             adjusted = similarities + ops.stop_gradient(adjusted - similarities)
         pull = ops.softplus(-(self.scale * (adjusted - self.margin) + self.bias))
         push = ops.softplus(self.scale * (adjusted + self.margin) + self.bias)
         costs = ops.where(mask, self.balance * pull, (1.0 - self.balance) * push)
         values = ops.sum(costs, axis=1) / self.scale
-        return ops.where(ops.any(mask, axis=1), values + nan_if_any(similarities, axis=1), float("nan"))
+        return ops.where(
+            ops.any(mask, axis=1), values + nan_if_any(similarities, axis=1), float("nan")
+        )

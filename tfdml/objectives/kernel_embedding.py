@@ -1,4 +1,5 @@
-"""Kernel embedding: joint representation similarity between classes (JRD), and the baselines JMMD and JIntra."""
+"""Kernel embedding: joint representation similarity between classes (JRD), and the baselines JMMD
+and JIntra."""
 
 from keras import ops
 
@@ -11,8 +12,8 @@ from tfdml.saving import restore
 
 LEVELS = ("pooled", "embedding", "class")
 
-# The largest logarithm of a joint kernel's value. float32 ends at e^88.7; the rest is room for sums over pairs and over
-# the steps of an epoch, and for the gradient on its way through the network.
+# The largest logarithm of a joint kernel's value. float32 ends at e^88.7; the rest is room for sums
+# over pairs and over the steps of an epoch, and for the gradient on its way through the network.
 _MAX_EXPONENT = 70.0
 
 
@@ -21,21 +22,23 @@ def _default_kernel(level: str) -> Kernel:
 
 
 class JointKernelObjective(Objective):
-    """Base of the objectives on the product of one kernel per level, the kernel of joint representations.
+    """Base of the objectives on the product of one kernel per level, the kernel of joint
+    representations.
 
-    A subclass defines `between(gram, labels)`, whose values are reduced over ordered pairs of different class. A value
-    of two classes that stands at each pair of their images is so weighted by n_I n_J, as in eq. 9 of the paper.
+    A subclass defines `between(gram, labels)`, whose values are reduced over ordered pairs of
+    different class. A value of two classes that stands at each pair of their images is so weighted
+    by n_I n_J, as in eq. 9 of the paper.
 
     Args:
         levels: The representations whose joint distribution is compared, each with its kernel.
-        kernels: None for the paper's; one `tfdml.kernels.Kernel` for all levels; a sequence with one per level, or a
-            dict by level.
+        kernels: None for the paper's; one `tfdml.kernels.Kernel` for all levels; a sequence with
+            one per level, or a dict by level.
         reduction: `"mean"` over the pairs, or `"sum"`.
         unit_length: The levels whose vectors are first scaled to length 1, a name or several.
 
     Raises:
-        ValueError: There is no level, one is given twice, the kernels or `unit_length` do not fit the levels, or the
-            reduction is unknown; or a level has no vectors (B, D).
+        ValueError: There is no level, one is given twice, the kernels or `unit_length` do not fit
+            the levels, or the reduction is unknown; or a level has no vectors (B, D).
     """
 
     learns_from = ("negative",)
@@ -46,14 +49,21 @@ class JointKernelObjective(Objective):
         self.reduction = one_of(f"{self.name}: reduction", reduction, ("mean", "sum"))
         self.levels = (levels,) if isinstance(levels, str) else tuple(levels)
         if not self.levels or len(set(self.levels)) != len(self.levels):
-            raise ValueError(f"{self.name}: levels must be one or more different names, not {levels}")
+            raise ValueError(
+                f"{self.name}: levels must be one or more different names, not {levels}"
+            )
         self.reads = self.levels
         self.kernels = self._kernels_by_level(kernels)
         # The largest value of the batch decides the scale of such a kernel.
-        self.whole_batch = self.whole_batch or any(kernel.whole_batch for kernel in self.kernels.values())
+        self.whole_batch = self.whole_batch or any(
+            kernel.whole_batch for kernel in self.kernels.values()
+        )
         self.unit_length = (unit_length,) if isinstance(unit_length, str) else tuple(unit_length)
         if not set(self.unit_length) <= set(self.levels):
-            raise ValueError(f"{self.name}: unit_length={list(self.unit_length)}, but the levels are {self.levels}")
+            raise ValueError(
+                f"{self.name}: unit_length={list(self.unit_length)}, but the levels are "
+                f"{self.levels}"
+            )
 
     def _kernels_by_level(self, kernels) -> dict[str, Kernel]:
         kernels = restore(kernels)
@@ -62,20 +72,28 @@ class JointKernelObjective(Objective):
         if not isinstance(kernels, dict):
             listed = kernels if isinstance(kernels, (list, tuple)) else [kernels] * len(self.levels)
             if len(listed) != len(self.levels):
-                raise ValueError(f"{self.name}: {len(listed)} kernels for {len(self.levels)} levels")
+                raise ValueError(
+                    f"{self.name}: {len(listed)} kernels for {len(self.levels)} levels"
+                )
             kernels = dict(zip(self.levels, listed, strict=True))
         if set(kernels) != set(self.levels):
-            raise ValueError(f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}")
+            raise ValueError(
+                f"{self.name}: kernels for {sorted(kernels)}, but the levels are {self.levels}"
+            )
         by_level = {level: restore(kernels[level]) for level in self.levels}
         for kernel in by_level.values():
             if not isinstance(kernel, Kernel):
-                raise ValueError(f"{self.name}: kernels must be of tfdml.kernels, such as laplace(), not {kernel!r}")
+                raise ValueError(
+                    f"{self.name}: kernels must be of tfdml.kernels, such as laplace(), not "
+                    f"{kernel!r}"
+                )
         return by_level
 
     def joint_kernel(self, pairs, mask=None):
         """Compute the product over levels of their Gram matrices, (b, B).
 
-        Where its largest value is beyond e^70, all values are divided by what is too much, a constant.
+        Where its largest value is beyond e^70, all values are divided by what is too much, a
+        constant.
 
         Args:
             pairs: `tfdml.pairs.Pairs` by level.
@@ -86,8 +104,12 @@ class JointKernelObjective(Objective):
             vectors = pairs[level]
             if len(vectors.references.shape) != 2:
                 shape = tuple(vectors.references.shape)
-                raise ValueError(f"{self.name}: the level {level!r} takes vectors (B, D), not shape {shape}")
-            factor, power = kernel.scaled(vectors.map(pairwise.l2_normalize) if level in self.unit_length else vectors)
+                raise ValueError(
+                    f"{self.name}: the level {level!r} takes vectors (B, D), not shape {shape}"
+                )
+            factor, power = kernel.scaled(
+                vectors.map(pairwise.l2_normalize) if level in self.unit_length else vectors
+            )
             product = factor if product is None else product * factor
             if power is not None:
                 exponent = power if exponent is None else exponent + power
@@ -96,18 +118,21 @@ class JointKernelObjective(Objective):
         exponent = exponent + ops.zeros_like(product)
         if mask is not None:
             exponent = ops.where(mask, exponent, 0.0)
-        # A factor that is all but 0 bounds nothing; exp() of its pair must not overflow all the same.
+        # A factor that is all but 0 bounds nothing; exp() of its pair must not overflow all the
+        # same.
         logarithm = exponent + ops.log(ops.maximum(ops.abs(product), 1e-30))
         counted = logarithm if mask is None else ops.where(mask, logarithm, -float("inf"))
         excess = ops.stop_gradient(ops.max(counted, initial=_MAX_EXPONENT) - _MAX_EXPONENT)
         return product * ops.exp(ops.minimum(exponent - excess, _MAX_EXPONENT + 15.0))
 
     def between(self, gram, labels):
-        """Compute the value at each pair of images of different class: (b, B), labels (B,) -> (b, B)."""
+        """Compute the value at each pair of images of different class: (b, B), labels (B,) -> (b,
+        B)."""
         raise TypeError(f"{type(self).__name__} must define between()")
 
     def compute_pairs(self, pairs):
-        """Compute the mean (or sum) over ordered pairs of different class; 0 for a batch of one class."""
+        """Compute the mean (or sum) over ordered pairs of different class; 0 for a batch of one
+        class."""
         batch = pairs[self.levels[0]]
         values = self.between(self.joint_kernel(pairs, self.counted(batch.negatives)), batch.labels)
         reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
@@ -124,40 +149,45 @@ class JointRepresentationSimilarity(JointKernelObjective):
     L_JRS / N_pairs = (1/N_pairs) sum over ordered (i, j), y_i != y_j, of
         k-(x-_i, x-_j) k(x_i, x_j) k+(x+_i, x+_j)
 
-    with x- the pooled features, x the embedding and x+ the class similarities. Added to AMSoftmax with weight alpha it
-    is the paper's objective (eq. 11):
+    with x- the pooled features, x the embedding and x+ the class similarities. Added to AMSoftmax
+    with weight alpha it is the paper's objective (eq. 11):
 
         objectives = [ProxyLoss(AMSoftmaxLoss(20.0, 0.1), num_classes), JointRepresentationSimilarity(weight=1.0)]
 
     The gradient reaches every level, the class proxies too. A batch of one class gives 0.
 
-    Kernels that grow with x . x' (`Polynomial`, `Exponential`) explode on pooled features, whose products are in the
-    hundreds: where the largest product of the levels' kernels is beyond e^70, the term is divided by what is too much.
-    Its gradient then has the right direction and a bounded length; but such a term drowns all others, so give those
-    kernels `unit_length="pooled"`.
+    Kernels that grow with x . x' (`Polynomial`, `Exponential`) explode on pooled features, whose
+    products are in the hundreds: where the largest product of the levels' kernels is beyond e^70,
+    the term is divided by what is too much. Its gradient then has the right direction and a bounded
+    length; but such a term drowns all others, so give those kernels `unit_length="pooled"`.
 
     Args:
-        levels: Any subset of `"pooled"`, `"embedding"`, `"class"`, or other representations. The paper's variants: all
-            three (JRD), `("embedding",)` (MRD), `("pooled", "embedding")` (JRD-C), `("embedding", "class")`
-            (JRD-Pooling).
-        kernels: None for the paper's, mixtures of Gaussians with multipliers (0.5, 1, 2) for pooled and embedding and
-            (1,) for class; or one kernel for all levels; or one per level, as a sequence or a dict.
+        levels: Any subset of `"pooled"`, `"embedding"`, `"class"`, or other representations. The
+            paper's variants: all three (JRD), `("embedding",)` (MRD), `("pooled", "embedding")`
+            (JRD-C), `("embedding", "class")` (JRD-Pooling).
+        kernels: None for the paper's, mixtures of Gaussians with multipliers (0.5, 1, 2) for pooled
+            and embedding and (1,) for class; or one kernel for all levels; or one per level, as a
+            sequence or a dict.
         reduction: `"mean"` over the pairs, or `"sum"` (L_JRS itself, eq. 9).
-        weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP), and 0.001 with `Polynomial` and `Exponential`.
-        name: The term's name in logs; by default that of the class, `joint_representation_similarity`.
-        unit_length: The levels whose vectors are first scaled to length 1, such as `"pooled"`. By default none: the
-            paper's pooled features have any length.
+        weight: alpha. The paper uses 1 (CUB, CARS) and 0.4 (SOP), and 0.001 with `Polynomial` and
+            `Exponential`.
+        name: The term's name in logs; by default that of the class,
+            `joint_representation_similarity`.
+        unit_length: The levels whose vectors are first scaled to length 1, such as `"pooled"`. By
+            default none: the paper's pooled features have any length.
 
     Raises:
         ValueError: An argument does not fit.
 
     Example:
         >>> jrs = JointRepresentationSimilarity(levels=("pooled", "embedding"))
-        >>> representations = {"pooled": keras.random.normal((6, 32)), "embedding": keras.random.normal((6, 8))}
+        >>> representations = {"pooled": keras.random.normal((6, 32)),
+        ...     "embedding": keras.random.normal((6, 8))}
         >>> tuple(jrs(representations, keras.ops.array([0, 0, 1, 1, 2, 2])).shape)
         ()
 
-    Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML 2020, eq. 9 and 11.
+    Source: Chu et al., "Distance Metric Learning with Joint Representation Diversification", ICML
+    2020, eq. 9 and 11.
     """
 
     def counted(self, negatives):
@@ -170,7 +200,8 @@ class JointRepresentationSimilarity(JointKernelObjective):
 
 
 class _NormObjective(JointKernelObjective):
-    """Base of the alternatives, on norms of the classes' embeddings C_I = (1/n_I) sum over i in I of k(., x_i)."""
+    """Base of the alternatives, on norms of the classes' embeddings C_I = (1/n_I) sum over i in I
+    of k(., x_i)."""
 
     whole_batch = True
 
@@ -185,20 +216,23 @@ class _NormObjective(JointKernelObjective):
         return self.of_classes(products, ops.diagonal(products))
 
     def of_classes(self, products, squared_norms):
-        """Return the value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each image of the classes."""
+        """Return the value from the inner products <C_I, C_J> (N, N) and |C_I|^2 (N,), at each
+        image of the classes."""
         raise TypeError(f"{type(self).__name__} must define of_classes()")
 
 
 @register("objective")
 class JointMMD(_NormObjective):
-    """The JMMD regularizer: minus the distance between the joint kernel embeddings of different classes.
+    """The JMMD regularizer: minus the distance between the joint kernel embeddings of different
+    classes.
 
     L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J D_IJ,
     D_IJ = -|C_I - C_J|,   |C_I - C_J|^2 = <C_I, C_I> + <C_J, C_J> - 2 <C_I, C_J>
 
-    with <C_I, C_J> the mean over i in I, j in J of the product of the levels' kernels (i = j included). Minimizing it
-    parts the classes as `JointRepresentationSimilarity` does, and also draws each class together, which the paper holds
-    to cost generalization. N_pairs and the weights n_I n_J are those of the JRS regularizer, in whose place it stands.
+    with <C_I, C_J> the mean over i in I, j in J of the product of the levels' kernels (i = j
+    included). Minimizing it parts the classes as `JointRepresentationSimilarity` does, and also
+    draws each class together, which the paper holds to cost generalization. N_pairs and the weights
+    n_I n_J are those of the JRS regularizer, in whose place it stands.
 
     The gradient of the distance is 0 between classes that coincide up to rounding.
 
@@ -220,7 +254,8 @@ class JointMMD(_NormObjective):
         >>> float(jmmd(representations, keras.ops.array([0, 1])))  # -(2 + 2 - 2)
         -2.0
 
-    Source: Chu et al., ICML 2020, eq. 15; Long et al., "Deep Transfer Learning with Joint Adaptation Networks", 2017.
+    Source: Chu et al., ICML 2020, eq. 15; Long et al., "Deep Transfer Learning with Joint
+    Adaptation Networks", 2017.
     """
 
     def of_classes(self, products, squared_norms):
@@ -238,14 +273,16 @@ class JointIntra(_NormObjective):
 
     L / N_pairs = (1/N_pairs) sum over ordered pairs of classes I != J of n_I n_J (-|C_I| - |C_J|)
 
-    with |C_I|^2 the mean over i, i' in I of the product of the levels' kernels (i = i' included): it draws each class
-    together and does nothing else. N_pairs and the weights n_I n_J are those of the JRS regularizer, in whose place it
-    stands. A batch of one class has no pair of classes, and gives 0.
+    with |C_I|^2 the mean over i, i' in I of the product of the levels' kernels (i = i' included):
+    it draws each class together and does nothing else. N_pairs and the weights n_I n_J are those of
+    the JRS regularizer, in whose place it stands. A batch of one class has no pair of classes, and
+    gives 0.
 
     Args:
         levels: As in `JointRepresentationSimilarity`.
         kernels: As in `JointRepresentationSimilarity`.
-        squared: -|C_I|^2 - |C_J|^2, the terms of MMD^2 (eq. 14), instead of the norms that eq. 16 prints.
+        squared: -|C_I|^2 - |C_J|^2, the terms of MMD^2 (eq. 14), instead of the norms that eq. 16
+            prints.
         reduction: `"mean"`, over the pairs of images, or `"sum"`.
         weight: alpha.
         name: The term's name in logs; by default that of the class, `joint_intra`.

@@ -1,4 +1,5 @@
-"""High-order moments of deep features as a regularizer (HORDE), and the objectives on the heads of an ensemble."""
+"""High-order moments of deep features as a regularizer (HORDE), and the objectives on the heads of
+an ensemble."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,49 +19,57 @@ from tfdml.saving import restore
 
 @register("objective", alias="horde")
 class HighOrderMomentLoss(Objective):
-    """The HORDE regularizer: a metric loss on embeddings of the moments of each image's deep features.
+    """The HORDE regularizer: a metric loss on embeddings of the moments of each image's deep
+    features.
 
-    L_HORDE = sum over k = 2 .. K of L_k(e_k),    e_k = A_k m_k / |A_k m_k|,    m_k = mean over positions of phi_k
+    L_HORDE = sum over k = 2 .. K of L_k(e_k),    e_k = A_k m_k / |A_k m_k|,    m_k = mean over
+    positions of phi_k
 
-    with the moments phi_k of `tfdml.layers.HighOrderMoments` and a trained matrix A_k. Added to the same loss on the
-    embedding it is the paper's objective (eq. 9):
+    with the moments phi_k of `tfdml.layers.HighOrderMoments` and a trained matrix A_k. Added to the
+    same loss on the embedding it is the paper's objective (eq. 9):
 
         objectives = [MetricLoss(BinomialDevianceLoss()), HighOrderMomentLoss(BinomialDevianceLoss())]
 
-    Images of one class are drawn to have the same distribution of deep features, not only the same mean. The moments
-    are computed on each replica, and only the embeddings e_k are gathered. All weights are the objective's own: the
-    embedder's architecture, speed and file are those without it. `tfdml.models.MomentEmbedder` uses them in search.
+    Images of one class are drawn to have the same distribution of deep features, not only the same
+    mean. The moments are computed on each replica, and only the embeddings e_k are gathered. All
+    weights are the objective's own: the embedder's architecture, speed and file are those without
+    it. `tfdml.models.MomentEmbedder` uses them in search.
 
     Args:
-        loss: Any loss: on pairs, such as `tfdml.losses.ContrastiveLoss()`; on class similarities, such as
-            `tfdml.losses.AMSoftmaxLoss()`, for which each order gets class proxies of its own; or another Keras loss.
-        orders: K for the orders 2 .. K, or the orders themselves, ascending. The paper has K = 5 on CUB and CARS, 4 on
-            SOP and In-Shop.
+        loss: Any loss: on pairs, such as `tfdml.losses.ContrastiveLoss()`; on class similarities,
+            such as `tfdml.losses.AMSoftmaxLoss()`, for which each order gets class proxies of its
+            own; or another Keras loss.
+        orders: K for the orders 2 .. K, or the orders themselves, ascending. The paper has K = 5 on
+            CUB and CARS, 4 on SOP and In-Shop.
         dim: The number of moments of each order.
-        embedding_dim: The size of each e_k; by default the embedder's. In mode `"random"` None means no A_k: the
-            moments themselves, of length 1 (sec. 5.1), as long as `dim`.
+        embedding_dim: The size of each e_k; by default the embedder's. In mode `"random"` None
+            means no A_k: the moments themselves, of length 1 (sec. 5.1), as long as `dim`.
         mode: `"cascaded"`, `"independent"` or `"random"`: see `tfdml.layers.HighOrderMoments`.
-        representation: The name of the feature map (B, h, w, c) or set of features (B, n, c) of each image.
-        reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the map first; None for none. The
-            authors take the 8 x 1024 channels of an attention ensemble to 1024.
-        order_weights: The weight of each order, one for all or one for each. The authors' code has 1, and 1/K with an
-            attention ensemble.
+        representation: The name of the feature map (B, h, w, c) or set of features (B, n, c) of
+            each image.
+        reduce_to: The channels to which a trained, bias-free 1 x 1 convolution takes the map first;
+            None for none. The authors take the 8 x 1024 channels of an attention ensemble to 1024.
+        order_weights: The weight of each order, one for all or one for each. The authors' code has
+            1, and 1/K with an attention ensemble.
         scaled: As in `tfdml.layers.HighOrderMoments`.
         num_classes: C, for a loss on class similarities; labels must lie in 0 .. C - 1.
         proxies_per_class: For a loss on class similarities; by default what the loss expects.
         seed: Of the initial projections; by default drawn from Keras's seed.
-        name: The term's name in logs, and the beginning of those of its representations, `<name>_<order>`.
+        name: The term's name in logs, and the beginning of those of its representations,
+            `<name>_<order>`.
 
     Raises:
         ValueError: An argument does not fit.
 
     Example:
-        >>> objective = HighOrderMomentLoss(tfdml.losses.ContrastiveLoss(), orders=3, dim=512, embedding_dim=64)
-        >>> tuple(objective({"feature_map": keras.random.normal((4, 7, 7, 32))}, keras.ops.array([0, 0, 1, 1])).shape)
+        >>> objective = HighOrderMomentLoss(tfdml.losses.ContrastiveLoss(), orders=3, dim=512,
+        ...     embedding_dim=64)
+        >>> tuple(objective({"feature_map": keras.random.normal((4, 7, 7, 32))}, keras.ops.array([0,
+        ...     0, 1, 1])).shape)
         ()
 
-    Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings", ICCV 2019, eq. 7
-    to 9, and algorithm 1.
+    Source: Jacob et al., "Metric Learning With HORDE: High-Order Regularizer for Deep Embeddings",
+    ICCV 2019, eq. 7 to 9, and algorithm 1.
     """
 
     reads: tuple[str, ...] = ()
@@ -88,7 +97,13 @@ class HighOrderMomentLoss(Objective):
         self.representation = representation
         self.num_classes = num_classes
         self.proxies_per_class = proxies_per_class
-        self.options = {"dim": dim, "mode": mode, "reduce_to": reduce_to, "scaled": scaled, "seed": seed}
+        self.options = {
+            "dim": dim,
+            "mode": mode,
+            "reduce_to": reduce_to,
+            "scaled": scaled,
+            "seed": seed,
+        }
         # Checks the arguments now; the layer itself needs the embedder's size.
         MomentEmbeddings(self.orders, embedding_dim=embedding_dim, **self.options)
         self.loss = restore(loss)
@@ -98,7 +113,8 @@ class HighOrderMomentLoss(Objective):
         self.reduction = self.terms[0].reduction
         self.whole_batch = self.terms[0].whole_batch
         self._has_proxies = isinstance(self.terms[0], ProxyLoss)
-        # The embeddings of the moments, and the class similarities that they give: the loss of each order takes these.
+        # The embeddings of the moments, and the class similarities that they give: the loss of each
+        # order takes these.
         vectors = tuple(term.representation for term in self.terms)
         self.reads = tuple(f"{name}_class" for name in vectors) if self._has_proxies else vectors
         self.provides = vectors + self.reads if self._has_proxies else vectors
@@ -106,7 +122,9 @@ class HighOrderMomentLoss(Objective):
     def _weights_by_order(self, weights) -> tuple[float, ...]:
         weights = tuple(weights) if isinstance(weights, Sequence) else (weights,) * len(self.orders)
         if len(weights) != len(self.orders):
-            raise ValueError(f"{self.name}: {len(weights)} order_weights for {len(self.orders)} orders")
+            raise ValueError(
+                f"{self.name}: {len(weights)} order_weights for {len(self.orders)} orders"
+            )
         return tuple(number("each of order_weights", weight, at_least=0) for weight in weights)
 
     def _term(self, order) -> Objective:
@@ -114,7 +132,9 @@ class HighOrderMomentLoss(Objective):
         if not isinstance(self.loss, ClassSimilarityLoss):
             return MetricLoss(self.loss, representation=source, name=source)
         if self.num_classes is None:
-            raise ValueError(f"{self.name}: {self.loss.name} works on class similarities and needs num_classes")
+            raise ValueError(
+                f"{self.name}: {self.loss.name} works on class similarities and needs num_classes"
+            )
         proxies = self.proxies_per_class or self.loss.proxies_per_class
         return ProxyLoss(self.loss, self.num_classes, proxies, representation=source, name=source)
 
@@ -123,9 +143,13 @@ class HighOrderMomentLoss(Objective):
         size = self.embedding_dim
         if size is None and self.options["mode"] != "random":
             if "embedding" not in shapes:
-                raise ValueError(f"{self.name}: there is no embedding to take the size from: give embedding_dim")
+                raise ValueError(
+                    f"{self.name}: there is no embedding to take the size from: give embedding_dim"
+                )
             size = shapes["embedding"][-1]
-        self.moments = MomentEmbeddings(self.orders, embedding_dim=size, name="moments", **self.options)
+        self.moments = MomentEmbeddings(
+            self.orders, embedding_dim=size, name="moments", **self.options
+        )
         self.moments.build(self._source(shapes))
         if self._has_proxies:
             for term in self.terms:
@@ -135,17 +159,25 @@ class HighOrderMomentLoss(Objective):
     def _source(self, representations):
         if self.representation not in representations:
             names = ", ".join(sorted(representations))
-            raise ValueError(f"{self.name} needs the representation {self.representation!r}, and there is only {names}")
+            raise ValueError(
+                f"{self.name} needs the representation {self.representation!r}, and there is only "
+                f"{names}"
+            )
         source = representations[self.representation]
         shape = tuple(getattr(source, "shape", source))
         if len(shape) < 3:
-            raise ValueError(f"{self.name}: {self.representation!r} must be a map (B, h, w, c), not {shape}")
+            raise ValueError(
+                f"{self.name}: {self.representation!r} must be a map (B, h, w, c), not {shape}"
+            )
         return source
 
     def represent(self, representations, training=None):
         """Return the embeddings of each image's moments, and their class similarities."""
         vectors = self.moments(self._source(representations))
-        named = {term.representation: vectors[order] for order, term in zip(self.orders, self.terms, strict=True)}
+        named = {
+            term.representation: vectors[order]
+            for order, term in zip(self.orders, self.terms, strict=True)
+        }
         if not self._has_proxies:
             return named
         similarities = [term.represent(named)["class"] for term in self.terms]
@@ -162,7 +194,8 @@ class HighOrderMomentLoss(Objective):
     def compute_pairs(self, pairs):
         """Compute the weighted sum over orders of a loss on pairs."""
         return sum(
-            weight * term.compute_pairs(pairs) for term, weight in zip(self.terms, self.order_weights, strict=True)
+            weight * term.compute_pairs(pairs)
+            for term, weight in zip(self.terms, self.order_weights, strict=True)
         )
 
     def get_config(self):
@@ -197,8 +230,8 @@ class HeadsObjective(Objective):
 class HeadwiseLoss(HeadsObjective):
     """A metric loss on each head of an ensemble: (1/M) sum_m loss(labels, head m).
 
-    Each head is to be good by itself, as in the paper; a loss on the whole embedding (`MetricLoss`) asks the heads to
-    be good together. The paper's sum is M times this mean.
+    Each head is to be good by itself, as in the paper; a loss on the whole embedding (`MetricLoss`)
+    asks the heads to be good together. The paper's sum is M times this mean.
 
     Args:
         loss: A loss of tfdml over pairs, such as `tfdml.losses.ContrastiveLoss()`.
@@ -237,11 +270,13 @@ class HeadDivergence(HeadsObjective):
 
     mean of [cos(h_p(x_i), h_q(x_j)) - margin]_+ over heads p != q and image pairs (i, j)
 
-    With `pairs="all"`, i and j are any two images of the batch, the same one or not, as in the code of HORDE's authors;
-    with `"image"`, i = j: an image's own heads. On unit vectors |h - h'|^2 = 2 - 2 cos, so this is half the hinge on
-    squared distances [2 (1 - margin) - |h_p - h_q|^2]_+, whose margin is 1 by default.
+    With `pairs="all"`, i and j are any two images of the batch, the same one or not, as in the code
+    of HORDE's authors; with `"image"`, i = j: an image's own heads. On unit vectors |h - h'|^2 = 2
+    - 2 cos, so this is half the hinge on squared distances [2 (1 - margin) - |h_p - h_q|^2]_+,
+      whose margin is 1 by default.
 
-    O(N^2 M^2 / 2) time and memory for N images with `"all"`, O(N M^2) with `"image"`. One head gives 0.
+    O(N^2 M^2 / 2) time and memory for N images with `"all"`, O(N M^2) with `"image"`. One head
+    gives 0.
 
     Args:
         margin: The cosine up to which nothing is asked, in [-1, 1].
@@ -252,11 +287,13 @@ class HeadDivergence(HeadsObjective):
         ValueError: An argument is none of these, or the embedder has no heads.
 
     Example:
-        >>> float(HeadDivergence(margin=0.5)({"heads": keras.ops.ones((2, 4, 8))}, keras.ops.array([0, 1])))
+        >>> float(HeadDivergence(margin=0.5)({"heads": keras.ops.ones((2, 4, 8))},
+        ...     keras.ops.array([0, 1])))
         0.50000
 
-    Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.3; the default margin,
-    pairs, average and weight are those of HORDE's public code (Jacob et al., ICCV 2019).
+    Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.3;
+    the default margin, pairs, average and weight are those of HORDE's public code (Jacob et al.,
+    ICCV 2019).
     """
 
     def __init__(self, margin=0.5, pairs="all", average="active", weight=0.5, **kwargs):

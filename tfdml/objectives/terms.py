@@ -1,4 +1,5 @@
-"""From a sum such as `am_softmax + 0.4 * jrs` to objectives: every loss, objective and kernel by its name."""
+"""From a sum such as `am_softmax + 0.4 * jrs` to objectives: every loss, objective and kernel by
+its name."""
 
 import contextlib
 import inspect
@@ -20,14 +21,15 @@ _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 
 
 def check_objectives(text: str) -> None:
-    """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before the data is known.
+    """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before
+    the data is known.
 
     Args:
         text: The sum of terms.
 
     Raises:
-        UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too many terms, or none
-            that counts.
+        UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too
+            many terms, or none that counts.
 
     Example:
         >>> check_objectives("am_softmax + 0.4 * jrs")
@@ -39,22 +41,28 @@ def check_objectives(text: str) -> None:
 
 
 def build_objectives(
-    text: str, num_classes: int | None = None, relation: Relation | Callable | None = None, columns: int = 1
+    text: str,
+    num_classes: int | None = None,
+    relation: Relation | Callable | None = None,
+    columns: int = 1,
 ) -> list[Objective]:
     """Return the objectives that a sum such as `am_softmax(margin=0.05) + 0.4 * jrs` describes.
 
-    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's weight. Terms that
-    provide representations come first, whatever the order written.
+    A loss on class similarities gets proxies for `num_classes` classes; a factor is the term's
+    weight. Terms that provide representations come first, whatever the order written.
 
     Args:
         text: The sum.
-        num_classes: How many training classes there are; needed for losses with proxies and targets of classes.
-        relation: Which images belong together, for losses over pairs without `positives`; None for equal labels.
+        num_classes: How many training classes there are; needed for losses with proxies and targets
+            of classes.
+        relation: Which images belong together, for losses over pairs without `positives`; None for
+            equal labels.
         columns: How many labels an image has.
 
     Raises:
-        UserError: An unknown name or argument, a value that does not fit, too many terms, or none that counts; with a
-            relation, a term that learns from classes; a term needs `num_classes`.
+        UserError: An unknown name or argument, a value that does not fit, too many terms, or none
+            that counts; with a relation, a term that learns from classes; a term needs
+            `num_classes`.
 
     Example:
         >>> [objective.name for objective in build_objectives("contrastive + 0.1 * ecaml")]
@@ -63,7 +71,10 @@ def build_objectives(
     built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets:
-            raise UserError(f"`objectives`: {objective.name} learns from classes: choose losses over pairs instead")
+            raise UserError(
+                f"`objectives`: {objective.name} learns from classes: choose losses over pairs "
+                "instead"
+            )
         if objective.positives is None and not hasattr(objective, "loss"):
             objective.positives = relation
         elif objective.positives is None:
@@ -111,7 +122,10 @@ def _read(call: Call) -> tuple[type, dict]:
 def _build(call: Call, weight: float, num_classes: int | None) -> Objective:
     cls, arguments = _read(call)
     with _errors_within(call.name, arguments["name"]):
-        if num_classes is None and "num_classes" in inspect.signature(_wrapper(cls) or cls).parameters:
+        if (
+            num_classes is None
+            and "num_classes" in inspect.signature(_wrapper(cls) or cls).parameters
+        ):
             raise UserError("it needs `num_classes`, the number of training classes")
         if _wrapper(cls):
             return _wrap(cls, arguments, weight, num_classes)
@@ -144,14 +158,17 @@ _COMPONENTS = {"mining": "miner", "positives": "relation", "distance": "distance
 
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
     hidden = {"weight", "kwargs", "name", "num_classes"} | ({"loss"} if cls in _WRAPPERS else set())
-    accepted = {key for owner in (cls, *others) for key in inspect.signature(owner).parameters} - hidden
+    accepted = {
+        key for owner in (cls, *others) for key in inspect.signature(owner).parameters
+    } - hidden
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
 
 
 def _argument(key: str, value: Any) -> Any:
-    """Make the kernels, losses and miners in an argument, such as `horde(loss=contrastive(margin=0.5))`."""
+    """Make the kernels, losses and miners in an argument, such as
+    `horde(loss=contrastive(margin=0.5))`."""
     if isinstance(value, list):
         return [_argument(key, item) for item in value]
     if isinstance(value, str) and key in ("loss", "kernels", "positives"):
@@ -161,7 +178,11 @@ def _argument(key: str, value: Any) -> Any:
     if key in _COMPONENTS:
         cls = find(_COMPONENTS[key], value.name)
     else:
-        inner = {name: cls for name, cls in registered("loss").items() if issubclass(cls, keras.losses.Loss)}
+        inner = {
+            name: cls
+            for name, cls in registered("loss").items()
+            if issubclass(cls, keras.losses.Loss)
+        }
         classes = {**registered("kernel"), **inner}
         check_choice("kernel or loss", value.name, sorted(classes))
         cls = classes[value.name]

@@ -1,4 +1,5 @@
-"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colors: curves, histograms, the map."""
+"""Figures of a report, drawn by matplotlib as inline SVG in the style sheet's colors: curves,
+histograms, the map."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ Records = Sequence[Mapping[str, Any]]
 # Kinds of points and lines, distinguished by color, shape and dashes.
 STYLES = 8
 MARKS = "os^vDPX*"
-_DASHES = ("-", *((0, dash) for dash in ((4, 2), (1, 2), (5, 2, 1, 2), (2, 2), (7, 2), (1, 1, 3, 1), (3, 1, 1, 1))))
-# Colors are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so that a figure is
-# light or dark as the report is.
+_DASHES = (
+    "-",
+    *(
+        (0, dash)
+        for dash in ((4, 2), (1, 2), (5, 2, 1, 2), (2, 2), (7, 2), (1, 1, 3, 1), (3, 1, 1, 1))
+    ),
+)
+# Colors are drawn as #000001, #000002 ... and become the style sheet's variables of these names, so
+# that a figure is light or dark as the report is.
 _COLORS = ("", "ink", "soft", "line", "card", "dot", *(f"s{style}" for style in range(STYLES)))
 _SIZE = (480, 300)
 # Beyond this many points on a curve, marks on each would run into one another.
@@ -50,7 +57,8 @@ def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SI
 
     Args:
         plot: Draws it.
-        label: What a screen reader says in its place; no other figure of the report may have the same.
+        label: What a screen reader says in its place; no other figure of the report may have the
+            same.
         size: Width and height, in units of its view box, of which text is 13 high.
     """
     import matplotlib
@@ -66,7 +74,8 @@ def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SI
         figure.savefig(stream, format="svg", transparent=True)
     match = re.search(r"<g id=.*(?=</svg>)", stream.getvalue(), re.DOTALL)
     assert match is not None
-    # Ids that are referred to are hashes of the label; those of groups are counted, alike in all figures.
+    # Ids that are referred to are hashes of the label; those of groups are counted, alike in all
+    # figures.
     body = re.sub(r' id="[^"]*_\d+"', "", match[0])
     body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLORS[int(number[1])]})", body)
     start = Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">')
@@ -89,7 +98,8 @@ def curves(
     log_x: bool = False,
     points: str = "",
 ) -> Markup:
-    """Draw curves over one pair of axes, the highest point of each in the label; empty where there is no value.
+    """Draw curves over one pair of axes, the highest point of each in the label; empty where there
+    is no value.
 
     Args:
         title: What is drawn.
@@ -99,14 +109,19 @@ def curves(
         log_x: Whether equal steps along the axis are equal ratios of x.
         points: The name of a curve that is drawn as single points.
     """
-    shown = {name: (style % STYLES, line) for style, (name, line) in enumerate(lines.items()) if line}
+    shown = {
+        name: (style % STYLES, line) for style, (name, line) in enumerate(lines.items()) if line
+    }
     if not shown:
         return Markup()
 
     def plot(figure: Figure) -> None:
         axes = _axes(figure, x_label, y_label)
         for name, (style, line) in shown.items():
-            look: dict[str, Any] = {"color": color(f"s{style}"), "ls": "" if name == points else _DASHES[style]}
+            look: dict[str, Any] = {
+                "color": color(f"s{style}"),
+                "ls": "" if name == points else _DASHES[style],
+            }
             if len(line) <= _MARKED_POINTS:
                 look["marker"] = MARKS[style]
             axes.plot(list(line), list(line.values()), label=name[:50], clip_on=False, **look)
@@ -117,20 +132,29 @@ def curves(
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
         if len(shown) > 1:
-            figure.legend(loc="outside lower left", ncols=1 if max(len(name) for name in shown) > 26 else 2)
+            figure.legend(
+                loc="outside lower left", ncols=1 if max(len(name) for name in shown) > 26 else 2
+            )
 
     highest = ((name, line, max(line, key=lambda x: line[x])) for name, (_, line) in shown.items())
     described = (
-        f"{name}: highest {line[x]:.4g} at {x_label} {x:g}, last {line[max(line)]:.4g}" for name, line, x in highest
+        f"{name}: highest {line[x]:.4g} at {x_label} {x:g}, last {line[max(line)]:.4g}"
+        for name, line, x in highest
     )
-    return draw(plot, f"{title}. {'; '.join(described)}", (_SIZE[0], _SIZE[1] + 20 * (-(-len(shown) // 2) - 1)))
+    return draw(
+        plot,
+        f"{title}. {'; '.join(described)}",
+        (_SIZE[0], _SIZE[1] + 20 * (-(-len(shown) // 2) - 1)),
+    )
 
 
 def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[float, float]:
     return {
         float(record[along]): factor * float(record[key])
         for record in records
-        if record.get(along) is not None and record.get(key) is not None and np.isfinite(record[key])
+        if record.get(along) is not None
+        and record.get(key) is not None
+        and np.isfinite(record[key])
     }
 
 
@@ -139,42 +163,62 @@ def recall_figure(recall: np.ndarray, before: Mapping[str, float]) -> Markup:
 
     Args:
         recall: Recall@K for K = 1, 2, ... as fractions.
-        before: Metrics before training, of which only some Recall@K were measured, drawn as single points.
+        before: Metrics before training, of which only some Recall@K were measured, drawn as single
+            points.
     """
-    points = {int(key[7:]): 100 * y for key, y in before.items() if re.fullmatch(r"recall@\d+", key)}
-    lines: dict[str, Mapping[float, float]] = {"after training": {k: 100 * y for k, y in enumerate(recall.tolist(), 1)}}
+    points = {
+        int(key[7:]): 100 * y for key, y in before.items() if re.fullmatch(r"recall@\d+", key)
+    }
+    lines: dict[str, Mapping[float, float]] = {
+        "after training": {k: 100 * y for k, y in enumerate(recall.tolist(), 1)}
+    }
     lines["before training"] = {k: y for k, y in sorted(points.items()) if k <= len(recall)}
     return curves("Recall@K", lines, "K", "Recall@K, %", log_x=True, points="before training")
 
 
 def training_figure(run: Run) -> Markup:
     """Draw Recall@1 after each epoch, of the run or of each of its seeds."""
-    lines = {name: _points(records, "epoch", "recall@1", 100) for name, records in run.histories.items()}
+    lines = {
+        name: _points(records, "epoch", "recall@1", 100) for name, records in run.histories.items()
+    }
     return curves("Recall@1 per epoch", lines, "epoch", "Recall@1, %")
 
 
 def objective_figures(run: Run) -> dict[str, Markup]:
-    """Draw each value that the training has reported by epoch: of the objectives, and what they report besides."""
+    """Draw each value that the training has reported by epoch: of the objectives, and what they
+    report besides."""
     records = run.records("train")
-    names = dict.fromkeys(key for record in records for key in record if key not in ("epoch", "loss"))
+    names = dict.fromkeys(
+        key for record in records for key in record if key not in ("epoch", "loss")
+    )
     drawn = {
-        name: curves(name, {name: _points(records, "epoch", name)}, "epoch", "in training batches") for name in names
+        name: curves(name, {name: _points(records, "epoch", name)}, "epoch", "in training batches")
+        for name in names
     }
     return {name: figure for name, figure in drawn.items() if figure}
 
 
 def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) -> Markup:
-    """Draw two histograms of distances over one axis, each in percent of its own pairs, and the threshold."""
+    """Draw two histograms of distances over one axis, each in percent of its own pairs, and the
+    threshold."""
     shown = histogram.rebinned(_BINS)
 
     def plot(figure: Figure) -> None:
         axes = _axes(figure, f"{distance} distance", "% of pairs")
         for counts, name, look in (
-            (shown.negative, "different classes, d⁻", {"fc": "none", "ec": color("s1"), "hatch": "///"}),
+            (
+                shown.negative,
+                "different classes, d⁻",
+                {"fc": "none", "ec": color("s1"), "hatch": "///"},
+            ),
             (shown.positive, "one class, d⁺", {"fc": (color("s0"), 0.38), "ec": color("s0")}),
         ):
-            axes.stairs(100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look)
-        axes.axvline(threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}")
+            axes.stairs(
+                100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look
+            )
+        axes.axvline(
+            threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}"
+        )
         figure.legend(loc="outside lower left", ncols=2)
 
     means = f"Mean of d+ {histogram.mean_positive:.3g}, mean of d- {histogram.mean_negative:.3g}"
@@ -182,10 +226,14 @@ def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) 
 
 
 def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
-    """Draw the true accept rate by the false accept rate, along a logarithmic axis, with the chosen threshold."""
+    """Draw the true accept rate by the false accept rate, along a logarithmic axis, with the chosen
+    threshold."""
 
     def plot(figure: Figure) -> None:
-        axes, shown = _axes(figure, "false accept rate", "true accept rate, %"), measured.roc["far"] > 0
+        axes, shown = (
+            _axes(figure, "false accept rate", "true accept rate, %"),
+            measured.roc["far"] > 0,
+        )
         far, tar = measured.roc["far"][shown], 100 * measured.roc["tar"][shown]
         axes.plot(far, tar, color=color("s0"), drawstyle="steps-post", clip_on=False)
         axes.set(xscale="log", xlim=(max(1 / measured.num_different, 1e-7), 1), ylim=(0, 100))
@@ -193,9 +241,18 @@ def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
         if chosen.far.mean:
             at = chosen.far.mean, 100 * chosen.tar.mean
             axes.plot(*at, "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
-            axes.annotate(f"threshold {chosen.threshold:.3g}", at, (-10, 6), "data", "offset points", ha="right")
+            axes.annotate(
+                f"threshold {chosen.threshold:.3g}",
+                at,
+                (-10, 6),
+                "data",
+                "offset points",
+                ha="right",
+            )
 
-    points = "; ".join(f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items())
+    points = "; ".join(
+        f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items()
+    )
     return draw(plot, f"ROC curve: true accept rate by false accept rate. {points}")
 
 
@@ -203,18 +260,25 @@ def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
 
 
 def rows_on_map(labels: np.ndarray, marked: Sequence[int]) -> np.ndarray:
-    """Return rows of at most `MAPPED_IMAGES` images, ascending: of the marked classes, then of others at random."""
+    """Return rows of at most `MAPPED_IMAGES` images, ascending: of the marked classes, then of
+    others at random."""
     classes, of_class = np.unique(labels, return_inverse=True)
-    order = np.random.default_rng(0).permutation(len(classes)) + len(classes) * ~np.isin(classes, marked)
+    order = np.random.default_rng(0).permutation(len(classes)) + len(classes) * ~np.isin(
+        classes, marked
+    )
     return np.sort(np.argsort(order[of_class], kind="stable")[:MAPPED_IMAGES])
 
 
-def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0) -> np.ndarray | None:
-    """Places in the plane by t-SNE (van der Maaten and Hinton, 2008); the same arguments give the same places.
+def lay_out(
+    embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 0
+) -> np.ndarray | None:
+    """Places in the plane by t-SNE (van der Maaten and Hinton, 2008); the same arguments give the
+    same places.
 
     Args:
         embeddings: (n, d).
-        distance: For `cosine` the embeddings are scaled to length 1 first; else their Euclidean distances count.
+        distance: For `cosine` the embeddings are scaled to length 1 first; else their Euclidean
+            distances count.
         seed: Of t-SNE.
 
     Returns:
@@ -228,8 +292,11 @@ def lay_out(embeddings: np.ndarray, *, distance: str = "euclidean", seed: int = 
 
     x = x / np.abs(x).max()
     x = np.pad(x, ((0, 0), (0, max(0, 2 - x.shape[1]))))  # a plane needs two
-    tsne = TSNE(2, perplexity=min(30.0, (len(x) - 1) / 3), init="pca", max_iter=750, random_state=seed)
-    # Its steps are short: on a busy machine, threads that wait for one another at each take many times as long.
+    tsne = TSNE(
+        2, perplexity=min(30.0, (len(x) - 1) / 3), init="pca", max_iter=750, random_state=seed
+    )
+    # Its steps are short: on a busy machine, threads that wait for one another at each take many
+    # times as long.
     with threadpoolctl.threadpool_limits(1, user_api="openmp"):
         return tsne.fit_transform(x)
 
@@ -242,11 +309,13 @@ def map(
     distance: str = "euclidean",
     seed: int = 0,
 ) -> Figure:
-    """Draw embeddings in the plane by t-SNE, of at most 1,000 images; a notebook displays the figure.
+    """Draw embeddings in the plane by t-SNE, of at most 1,000 images; a notebook displays the
+    figure.
 
     Args:
         embeddings: (N, d).
-        labels: (N,) class ids; the eight most frequent classes are marked and named. None: one color.
+        labels: (N,) class ids; the eight most frequent classes are marked and named. None: one
+            color.
         class_names: What the classes are called.
         distance: As `nearest_neighbors`.
         seed: Of the choice of images and of t-SNE.
@@ -261,7 +330,9 @@ def map(
     from matplotlib.figure import Figure
 
     vectors = check_embeddings(embeddings, "embeddings")
-    labels = ids_or_names(np.zeros(len(vectors), np.int64) if labels is None else labels, len(vectors))
+    labels = ids_or_names(
+        np.zeros(len(vectors), np.int64) if labels is None else labels, len(vectors)
+    )
     rows = np.sort(np.random.default_rng(seed).permutation(len(vectors))[:MAPPED_IMAGES])
     places = lay_out(vectors[rows], distance=distance, seed=seed)
     if places is None:
@@ -284,17 +355,23 @@ def map_figure(places: np.ndarray, labels: np.ndarray, marked: Mapping[int, str]
         labels: (n,) their classes.
         marked: Names of at most eight classes that get a color and a shape of their own.
     """
-    label = f"Map of {len(places)} images." + (f" Marked classes: {', '.join(marked.values())}." if marked else "")
+    label = f"Map of {len(places)} images." + (
+        f" Marked classes: {', '.join(marked.values())}." if marked else ""
+    )
     return draw(lambda figure: _plot_map(figure, places, labels, marked, color), label, (640, 560))
 
 
-def _plot_map(figure: Figure, places: np.ndarray, labels: np.ndarray, marked: Mapping[Any, str], paint: Any) -> None:
+def _plot_map(
+    figure: Figure, places: np.ndarray, labels: np.ndarray, marked: Mapping[Any, str], paint: Any
+) -> None:
     axes = figure.add_subplot(aspect="equal")
     axes.axis("off")
     axes.plot(*places[~np.isin(labels, list(marked))].T, "o", ms=4, color=paint("dot"), mew=0)
     for style, (label, name) in enumerate(marked.items()):
         x, y = places[labels == label].T
-        axes.plot(x, y, MARKS[style], ms=9, color=paint(f"s{style}"), mec=paint("card"), label=name[:50])
+        axes.plot(
+            x, y, MARKS[style], ms=9, color=paint(f"s{style}"), mec=paint("card"), label=name[:50]
+        )
     if len(marked) > 1:
         figure.legend(loc="outside right upper", frameon=False)
 

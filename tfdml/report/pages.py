@@ -1,4 +1,5 @@
-"""The report of a run, or of several that differ in the seed alone, and that of an audit: one HTML file each.
+"""The report of a run, or of several that differ in the seed alone, and that of an audit: one HTML
+file each.
 
 The templates are in `templates/`. All text in them is escaped unless it is markup already.
 """
@@ -59,16 +60,21 @@ def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     Args:
         path: Where to write; the folder is made if it is missing.
         template: The name of a file in `templates/` that extends `page.html`.
-        **values: What it shows; text is escaped, `Markup` is taken as it is. Those that it lacks are an error.
+        **values: What it shows; text is escaped, `Markup` is taken as it is. Those that it lacks
+            are an error.
 
     Raises:
         OSError: The page cannot be written.
     """
-    style = importlib.resources.files("tfdml.report").joinpath("templates/page.css").read_text("utf-8")
+    style = (
+        importlib.resources.files("tfdml.report").joinpath("templates/page.css").read_text("utf-8")
+    )
     values["style"] = Markup(style)  # noqa: S704 - a file of ours
     if not is_remote(path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, as_named(_environment().get_template(template).render(values)).encode("utf-8"))
+    write_whole(
+        path, as_named(_environment().get_template(template).render(values)).encode("utf-8")
+    )
 
 
 @functools.cache
@@ -93,7 +99,11 @@ def class_of(dataset: Any, index: int) -> str:
 
 def _number(value: Any, form: str = ",.0f", factor: float = 1) -> str:
     """Return a number in print; a dash where there is none."""
-    return "–" if not isinstance(value, numbers.Real) or math.isnan(value) else f"{factor * float(value):{form}}"
+    return (
+        "–"
+        if not isinstance(value, numbers.Real) or math.isnan(value)
+        else f"{factor * float(value):{form}}"
+    )
 
 
 def thumbnail(image: np.ndarray, size: int) -> str:
@@ -110,10 +120,12 @@ def thumbnail(image: np.ndarray, size: int) -> str:
 
 
 def write_run_report(run: TrainingRun) -> None:
-    """Write `report/index.html` of a run that has ended, where its settings ask for it and it is not there yet.
+    """Write `report/index.html` of a run that has ended, where its settings ask for it and it is
+    not there yet.
 
     Args:
-        run: What `tfdml.training.train` returns; of several seeds or folds, each has its own report too.
+        run: What `tfdml.training.train` returns; of several seeds or folds, each has its own report
+            too.
 
     Example:
         >>> write_run_report(tfdml.training.train(experiment))
@@ -128,7 +140,12 @@ def write_run_report(run: TrainingRun) -> None:
         options = {"dataset": run.splits.test, "embeddings": run.embeddings}
         if (validation := run.splits.validation) is not None:
             options["held_out"] = run.embed("validation"), validation.labels
-    write_report(run.folder.report, read_run(run.folder.path), **options, interval_name="95% interval over classes")
+    write_report(
+        run.folder.report,
+        read_run(run.folder.path),
+        **options,
+        interval_name="95% interval over classes",
+    )
 
 
 def write_report(
@@ -143,27 +160,30 @@ def write_report(
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
 ) -> None:
-    """Write the report: metrics, curves, retrieval examples, thresholds, the map, confusions, settings.
+    """Write the report: metrics, curves, retrieval examples, thresholds, the map, confusions,
+    settings.
 
-    Of several seeds it has the mean of each metric with its intervals over classes and over seeds, each seed, and the
-    curves.
+    Of several seeds it has the mean of each metric with its intervals over classes and over seeds,
+    each seed, and the curves.
 
-    The report loads nothing and has no script: pictures are inside it, figures are SVG. It is written atomically. What
-    comes from outside (names, flags) is escaped. Every part that could grow with the data is bounded, so that 60,000
-    images of 11,316 classes give a few MB.
+    The report loads nothing and has no script: pictures are inside it, figures are SVG. It is
+    written atomically. What comes from outside (names, flags) is escaped. Every part that could
+    grow with the data is bounded, so that 60,000 images of 11,316 classes give a few MB.
 
     Args:
         path: Where to write; the folder is made if it is missing.
-        run: What was measured, and how: `read_run` of a run's folder, or a `Run` of one's own numbers. The title is its
-            name, with its result's data set. Without a history the report has no curve of the training.
-        dataset: The images that were measured, but for several seeds; with query and gallery roles queries are searched
-            in the gallery.
+        run: What was measured, and how: `read_run` of a run's folder, or a `Run` of one's own
+            numbers. The title is its name, with its result's data set. Without a history the report
+            has no curve of the training.
+        dataset: The images that were measured, but for several seeds; with query and gallery roles
+            queries are searched in the gallery.
         embeddings: (N, d) one row per image of `dataset`, after training.
         distance: What the metrics were computed with.
         interval_name: What the intervals of the metrics are called.
         num_queries: How many queries to show.
-        held_out: Embeddings and labels of other classes that the embedder was not trained on. They calibrate the
-            threshold of the section "Same or different?"; None: half of the classes of `dataset`.
+        held_out: Embeddings and labels of other classes that the embedder was not trained on. They
+            calibrate the threshold of the section "Same or different?"; None: half of the classes
+            of `dataset`.
         target: What that threshold is calibrated to, as `calibrate`: `fpir`, `far` or `precision`.
 
     Raises:
@@ -180,7 +200,9 @@ def write_report(
             raise UserError("the report of a run needs its test images and their embeddings")
         embeddings = check_embeddings(embeddings)
         if len(embeddings) != len(dataset):
-            raise UserError(f"{len(embeddings)} embeddings for the {len(dataset)} images of {dataset.name}")
+            raise UserError(
+                f"{len(embeddings)} embeddings for the {len(dataset)} images of {dataset.name}"
+            )
         images = _images(run, dataset, embeddings, distance, num_queries)
         images["thresholds"] = thresholds(embeddings, dataset, distance, held_out, target)
     write_page(
@@ -195,12 +217,21 @@ def write_report(
     )
 
 
-def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: str, num_queries: int) -> dict[str, Any]:
+def _images(
+    run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: str, num_queries: int
+) -> dict[str, Any]:
     """Return what the report shows of the images: what queries find, the map, and confusions."""
-    queries, gallery = (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
+    queries, gallery = (
+        (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
+    )
     protocol = dataset_protocol(embeddings, dataset)
     ranked = rank_queries(**protocol, distance=distance)
-    values: dict[str, Any] = {"dataset": dataset, "queries": queries, "gallery": gallery, "ranked": ranked}
+    values: dict[str, Any] = {
+        "dataset": dataset,
+        "queries": queries,
+        "gallery": gallery,
+        "ranked": ranked,
+    }
     values |= dict.fromkeys(("examples", "pairs"), ())
     if ranked is not None and ranked.answerable.any():
         pairs = confusions(ranked, queries.labels, gallery.labels)
@@ -212,11 +243,18 @@ def _images(run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: s
             "pictured": pairs[:_PICTURED],
             "names": {**gallery.class_names, **queries.class_names},
         }
-    confused = dict.fromkeys(label for pair in values["pairs"] for label in (pair.label, pair.taken_for))
+    confused = dict.fromkeys(
+        label for pair in values["pairs"] for label in (pair.label, pair.taken_for)
+    )
     marked = list(confused)[: figures.STYLES]
     rows_on_map = figures.rows_on_map(dataset.labels, marked)
-    places, labels = figures.lay_out(embeddings[rows_on_map], distance=distance), dataset.labels[rows_on_map]
-    names = {label: str(dataset.class_names.get(label, label)) for label in marked if label in labels}
+    places, labels = (
+        figures.lay_out(embeddings[rows_on_map], distance=distance),
+        dataset.labels[rows_on_map],
+    )
+    names = {
+        label: str(dataset.class_names.get(label, label)) for label in marked if label in labels
+    }
     values["map"] = None if places is None else figures.map_figure(places, labels, names)
     values["mapped"] = (len(labels), len(np.unique(labels)), list(names.values()))
     return values
@@ -235,10 +273,10 @@ def thresholds(
         embeddings: (N, d) all images.
         dataset: The images.
         distance: As `verification`.
-        held_out: Embeddings and labels of other classes that the embedder was not trained on, for the threshold; None:
-            half of the classes of `dataset`, and only the other half is shown.
-        target: What the threshold is calibrated to, as `calibrate`: `fpir` of searches among as many images, or `far`
-            or `precision` of pairs.
+        held_out: Embeddings and labels of other classes that the embedder was not trained on, for
+            the threshold; None: half of the classes of `dataset`, and only the other half is shown.
+        target: What the threshold is calibrated to, as `calibrate`: `fpir` of searches among as
+            many images, or `far` or `precision` of pairs.
 
     Returns:
         None where there are not both pairs of one class and pairs of different classes.
@@ -249,7 +287,9 @@ def thresholds(
         held_out, shown = (embeddings[half], labels[half]), ~half
     chosen = sampled_images(held_out[1])
     try:
-        calibration = calibrate(np.asarray(held_out[0])[chosen], held_out[1][chosen], distance=distance, **target)
+        calibration = calibrate(
+            np.asarray(held_out[0])[chosen], held_out[1][chosen], distance=distance, **target
+        )
     except UserError:  # there are too few images or pairs, or none reaches the rate
         calibration, shown = None, np.ones(len(dataset), bool)
     rows = np.flatnonzero(shown)
@@ -260,7 +300,9 @@ def thresholds(
     measured = verification(points, labels, distance=distance)
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
     accepted = accepted_rates(points, labels, threshold, distance=distance)
-    rates: Mapping[str, Interval] = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
+    rates: Mapping[str, Interval] = {
+        name: getattr(accepted, name) for name in ("far", "tar", "precision")
+    }
     if "fpir" in target:
         rates = identification_rates(points, labels, threshold, distance=distance)
     return {
@@ -281,11 +323,14 @@ def drawn_classes(labels: np.ndarray) -> np.ndarray:
 
 
 def sampled_images(labels: np.ndarray) -> np.ndarray:
-    """(N,) bool, the images of classes drawn at random: at least two classes, else no more images than are measured."""
+    """(N,) bool, the images of classes drawn at random: at least two classes, else no more images
+    than are measured."""
     classes = drawn_classes(labels)
     counts = np.unique(labels, return_counts=True)[1]
     images = np.cumsum(counts[np.searchsorted(np.sort(classes), classes)])
-    return np.isin(labels, classes[: max(2, int(np.searchsorted(images, _MOST_IMAGES, side="right")))])
+    return np.isin(
+        labels, classes[: max(2, int(np.searchsorted(images, _MOST_IMAGES, side="right")))]
+    )
 
 
 # The report of an audit
@@ -296,7 +341,10 @@ _DUPLICATES, _OF_A_GROUP = 40, 6
 
 
 def write_audit(
-    path: str | os.PathLike, audit: Audit, name: str, picture: Callable[[int], np.ndarray] | None = None
+    path: str | os.PathLike,
+    audit: Audit,
+    name: str,
+    picture: Callable[[int], np.ndarray] | None = None,
 ) -> None:
     """Write the report of an audit.
 
@@ -312,7 +360,8 @@ def write_audit(
 
     Example:
         >>> table = tfdml.embeddings.ImageTable.of([test])
-        >>> write_audit("audit.html", tfdml.audit.audit(embeddings, table), "photos", test.images.picture)
+        >>> write_audit("audit.html", tfdml.audit.audit(embeddings, table), "photos",
+        ...     test.images.picture)
     """
     table = audit.table
     images = types.SimpleNamespace(picture=picture, name=lambda row: table.names[row])
@@ -321,7 +370,9 @@ def write_audit(
         "audit.html",
         title=f"{name}: audit",
         audit=audit,
-        dataset=types.SimpleNamespace(images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}),
+        dataset=types.SimpleNamespace(
+            images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}
+        ),
         groups=audit.groups()[:_DUPLICATES],
         counts=audit.counts(),
         in_a_group=_OF_A_GROUP,

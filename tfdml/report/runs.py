@@ -1,4 +1,5 @@
-"""What a report shows of a run, read from its folder without TensorFlow: its metrics, and what its queries find."""
+"""What a report shows of a run, read from its folder without TensorFlow: its metrics, and what its
+queries find."""
 
 from __future__ import annotations
 
@@ -28,22 +29,25 @@ _DIRECTIONS = {"text_to_image": "text → image:", "image_to_text": "image → t
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A finished run, or whatever else was measured: only `name` and the metrics of `result` need to be there.
+    """A finished run, or whatever else was measured: only `name` and the metrics of `result` need
+    to be there.
 
     Args:
         name: What a report calls it.
-        result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions, with `intervals` of
-            `confidence_intervals` among them or next to them; if measured, `metrics_before` the training,
-            `metrics_moments` of a `MomentEmbedder`, `metrics_orders` by order of HORDE's moments; among the metrics
-            or next to them `generalization` as `evaluate_generalization` gives it; `dataset`, `protocol` and
-            `selection` in words.
-        history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen classes as `test`, and
-            what `fit` reports as `train`; empty where there is no such file.
+        result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions,
+            with `intervals` of `confidence_intervals` among them or next to them; if measured,
+            `metrics_before` the training, `metrics_moments` of a `MomentEmbedder`, `metrics_orders`
+            by order of HORDE's moments; among the metrics or next to them `generalization` as
+            `evaluate_generalization` gives it; `dataset`, `protocol` and `selection` in words.
+        history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen
+            classes as `test`, and what `fit` reports as `train`; empty where there is no such file.
         flags: Its flags by name; empty where there is no `flags.txt`.
         environment: What `environment.json` holds; empty where there is no such file.
         path: Its folder; None: it has none.
-        seeds: Of what was trained with several seeds or folds, the run of each; its metrics are then their means.
-        watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such file.
+        seeds: Of what was trained with several seeds or folds, the run of each; its metrics are
+            then their means.
+        watch: What `watch.json` holds, alarms and sampled batches; empty where there is no such
+            file.
 
     Example:
         >>> run = Run("cars", {"metrics": {"recall@1": 0.5}, "metrics_before": {"recall@1": 0.25}})
@@ -73,16 +77,22 @@ class Run:
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """The ends of the intervals that were measured, by metric."""
-        return ends_of(self.result.get("intervals") or self.result["metrics"].get("intervals") or {})
+        return ends_of(
+            self.result.get("intervals") or self.result["metrics"].get("intervals") or {}
+        )
 
     @property
     def generalization(self) -> dict[str, float]:
         """The measures of generalization."""
-        return numbers(self.result.get("generalization") or self.result["metrics"].get("generalization") or {})
+        return numbers(
+            self.result.get("generalization") or self.result["metrics"].get("generalization") or {}
+        )
 
     def records(self, key: str) -> list[dict[str, Any]]:
         """Return what was measured after each epoch under a key of `history`, with `epoch`."""
-        return [{"epoch": record["epoch"], **record[key]} for record in self.history if record.get(key)]
+        return [
+            {"epoch": record["epoch"], **record[key]} for record in self.history if record.get(key)
+        ]
 
     def queries(self) -> list[QueryValues]:
         """Return the metrics of each query, by each of its seeds.
@@ -90,11 +100,14 @@ class Run:
         Raises:
             UserError: The run has not stored them.
         """
-        return [QueryValues.read(Path(one.path or "") / QUERIES_FILE) for one in self.seeds or [self]]
+        return [
+            QueryValues.read(Path(one.path or "") / QUERIES_FILE) for one in self.seeds or [self]
+        ]
 
     @property
     def histories(self) -> dict[str, list[dict[str, Any]]]:
-        """The metrics of unseen classes after each epoch, by the name of a curve: of the run, or of each seed."""
+        """The metrics of unseen classes after each epoch, by the name of a curve: of the run, or of
+        each seed."""
         runs = self.seeds or [dataclasses.replace(self, name="unseen classes")]
         return {run.name: run.records("test") for run in runs}
 
@@ -107,17 +120,26 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         name: What to call the run; empty: as the folder.
 
     Raises:
-        UserError: There is no such folder, the run in it has not ended, or one of its files is damaged.
+        UserError: There is no such folder, the run in it has not ended, or one of its files is
+            damaged.
     """
     path = Path(path)
     if not (path / "result.json").is_file():
-        raise UserError(f"{path} is not the folder of a finished run: there is no result.json in it")
-    result = read_json(path / "result.json", {"metrics": dict}, "was it written by another program?")
+        raise UserError(
+            f"{path} is not the folder of a finished run: there is no result.json in it"
+        )
+    result = read_json(
+        path / "result.json", {"metrics": dict}, "was it written by another program?"
+    )
     environment, watch = (
-        read_json(file) if (file := path / name).is_file() else {} for name in ("environment.json", "watch.json")
+        read_json(file) if (file := path / name).is_file() else {}
+        for name in ("environment.json", "watch.json")
     )
     lines = _text(path / "metrics.jsonl").splitlines()
-    folders = [fields(row, {"run": str}, f"{path}/result.json: runs")["run"] for row in result.get("runs", [])]
+    folders = [
+        fields(row, {"run": str}, f"{path}/result.json: runs")["run"]
+        for row in result.get("runs", [])
+    ]
     return Run(
         name=name or Path(os.path.abspath(path)).name,
         result=result,
@@ -126,7 +148,10 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
         environment=environment,
         watch=watch,
         path=path,
-        seeds=[read_run(path / os.path.basename(folder), folder.replace("_", " ")) for folder in folders],
+        seeds=[
+            read_run(path / os.path.basename(folder), folder.replace("_", " "))
+            for folder in folders
+        ],
     )
 
 
@@ -144,13 +169,17 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def ends_of(intervals: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """Return the ends of intervals by metric: (low, high), or an `Interval` with the mean before its ends.
+    """Return the ends of intervals by metric: (low, high), or an `Interval` with the mean before
+    its ends.
 
     Example:
         >>> ends_of({"recall@1": [0.5, 0.4, 0.6, 0.05]})
         {'recall@1': (0.4, 0.6)}
     """
-    return {key: (value[0], value[1]) if len(value) == 2 else (value[1], value[2]) for key, value in intervals.items()}
+    return {
+        key: (value[0], value[1]) if len(value) == 2 else (value[1], value[2])
+        for key, value in intervals.items()
+    }
 
 
 def metric_name(key: str) -> str:
@@ -181,7 +210,9 @@ def metric_order(keys: Iterable[str]) -> list[str]:
         ['recall@2', 'recall@10', 'nmi']
     """
     keys = [key for key in keys if key not in COUNTS]
-    recalls = sorted((key for key in keys if re.fullmatch(r"recall@\d+", key)), key=lambda key: int(key[7:]))
+    recalls = sorted(
+        (key for key in keys if re.fullmatch(r"recall@\d+", key)), key=lambda key: int(key[7:])
+    )
     return recalls + [key for key in keys if key not in recalls]
 
 
@@ -200,7 +231,8 @@ def metric_value(key: str, value: float | None) -> str:
 
 
 def metric_change(key: str, before: float | None, after: float | None) -> str:
-    """Return the difference of two values as printed, so that the row adds up; a dash where one is missing.
+    """Return the difference of two values as printed, so that the row adds up; a dash where one is
+    missing.
 
     Example:
         >>> metric_change("recall@1", 0.1234, 0.2), metric_change("recall@1", 0.2, 0.1)
@@ -208,7 +240,9 @@ def metric_change(key: str, before: float | None, after: float | None) -> str:
     """
     if before is None or after is None:
         return "–"
-    text = metric_value(key, round(after, 3) - round(before, 3) if is_fraction(key) else after - before)
+    text = metric_value(
+        key, round(after, 3) - round(before, 3) if is_fraction(key) else after - before
+    )
     return text if text.startswith("−") else f"+{text}"
 
 
@@ -276,7 +310,10 @@ class RankedQueries:
 
     def neighbors(self, query: int) -> Iterator[tuple[int, float, bool]]:
         """Row, distance, and whether it is of the query's class, of each neighbor that is kept."""
-        return zip(*(values[query].tolist() for values in (self.rows, self.distances, self.shown_hits)), strict=True)
+        return zip(
+            *(values[query].tolist() for values in (self.rows, self.distances, self.shown_hits)),
+            strict=True,
+        )
 
     def right(self, query: int) -> str:
         """How many of the neighbors that are kept are right, in words."""
@@ -301,7 +338,8 @@ def rank_queries(
         labels: (N,) their class ids.
         gallery: (G, d); None: all-to-all.
         gallery_labels: (G,).
-        relevance: As `evaluate_retrieval`, without levels. No image that is ignored is among the neighbors.
+        relevance: As `evaluate_retrieval`, without levels. No image that is ignored is among the
+            neighbors.
         depth: How many neighbors to look at, fewer where the gallery is smaller.
         distance: As `nearest_neighbors`.
 
@@ -319,11 +357,14 @@ def rank_queries(
     return RankedQueries(task.matches, *map(np.concatenate, zip(*parts, strict=True)))
 
 
-def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed: int = 0) -> dict[str, list[int]]:
-    """Which queries to show, of different classes as far as there are enough; all have an image of their class to find.
+def choose_examples(
+    ranked: RankedQueries, labels: np.ndarray, count: int, seed: int = 0
+) -> dict[str, list[int]]:
+    """Which queries to show, of different classes as far as there are enough; all have an image of
+    their class to find.
 
-    About two fifths are drawn at random, the others are the worst and the best in equal parts, by average precision
-    among the neighbors that are shown.
+    About two fifths are drawn at random, the others are the worst and the best in equal parts, by
+    average precision among the neighbors that are shown.
 
     Args:
         ranked: What the search finds.
@@ -345,7 +386,9 @@ def choose_examples(ranked: RankedQueries, labels: np.ndarray, count: int, seed:
         ("best", best, extremes),
     ):
         before = {query for queries in chosen.values() for query in queries}
-        chosen[kind] = spread_over_classes([query for query in order.tolist() if query not in before], labels)[:most]
+        chosen[kind] = spread_over_classes(
+            [query for query in order.tolist() if query not in before], labels
+        )[:most]
     return {kind: queries for kind, queries in chosen.items() if queries}
 
 
@@ -388,7 +431,8 @@ class Confusion:
 
 
 def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -> list[Confusion]:
-    """Every pair of classes that is confused, the most frequent first, of equals the larger share of its class first.
+    """Every pair of classes that is confused, the most frequent first, of equals the larger share
+    of its class first.
 
     Queries without an image of their class to find are not counted: they cannot be right.
 
@@ -397,14 +441,21 @@ def confusions(ranked: RankedQueries, labels: np.ndarray, targets: np.ndarray) -
         labels: (N,) class ids of the queries.
         targets: (G,) class ids of the gallery.
     """
-    asked = dict(zip(*(a.tolist() for a in np.unique(labels[ranked.answerable], return_counts=True)), strict=True))
+    asked = dict(
+        zip(
+            *(a.tolist() for a in np.unique(labels[ranked.answerable], return_counts=True)),
+            strict=True,
+        )
+    )
     wrong = np.flatnonzero(ranked.answerable & ~ranked.hits[:, 0])
     # Nearest first, so that the first of every pair is its example.
     wrong = wrong[np.argsort(ranked.distances[wrong, 0], kind="stable")]
     pairs = np.stack([labels[wrong], targets[ranked.rows[wrong, 0]]])
     kinds, first, counts = np.unique(pairs, axis=1, return_index=True, return_counts=True)
     result = []
-    for a, b, count, query in zip(*kinds.tolist(), counts.tolist(), wrong[first].tolist(), strict=True):
+    for a, b, count, query in zip(
+        *kinds.tolist(), counts.tolist(), wrong[first].tolist(), strict=True
+    ):
         row, distance = int(ranked.rows[query, 0]), float(ranked.distances[query, 0])
         result.append(Confusion(a, b, count, asked[a], query, row, distance))
     return sorted(result, key=lambda c: (-c.count, c.queries, c.label, c.taken_for))

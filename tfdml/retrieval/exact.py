@@ -1,6 +1,8 @@
-"""Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of each row.
+"""Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of
+each row.
 
-And `confusable_classes`: which classes an embedder takes for one another, by a search of the training set.
+And `confusable_classes`: which classes an embedder takes for one another, by a search of the
+training set.
 """
 
 import concurrent.futures
@@ -19,13 +21,16 @@ from tfdml.pairwise import DISTANCES, integer_labels
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
 Ignored = Callable[[slice, np.ndarray], np.ndarray]
-# Candidates taken beyond k, so that rounding in the block product rarely leaves open what is among the k returned.
+# Candidates taken beyond k, so that rounding in the block product rarely leaves open what is among
+# the k returned.
 _SPARE = 4
-# Elements of the (queries, candidates, d) differences that are measured at once: 2 MB, which stays in the cache.
+# Elements of the (queries, candidates, d) differences that are measured at once: 2 MB, which stays
+# in the cache.
 _MEASURED_AT_ONCE = 2**18
 # Gallery rows that are converted to float64 at once.
 _ROWS_AT_ONCE = 4096
-# The score of the rows that fill the gallery up to whole groups: below every real score, which is at most about d.
+# The score of the rows that fill the gallery up to whole groups: below every real score, which is
+# at most about d.
 _PADDING_SCORE = -1e30
 
 
@@ -40,21 +45,30 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
         (N, d) float32, C-contiguous; not a copy where none is needed.
 
     Raises:
-        UserError: Not two axes, no row, no column, not numbers, or NaN or infinite values (counted, first row named).
+        UserError: Not two axes, no row, no column, not numbers, or NaN or infinite values (counted,
+            first row named).
     """
     array = np.asarray(embeddings)
     if array.ndim != 2 or 0 in array.shape:
-        raise UserError(f"{what} must be (images, dimensions), neither of them 0; got shape {array.shape}")
+        raise UserError(
+            f"{what} must be (images, dimensions), neither of them 0; got shape {array.shape}"
+        )
     if array.dtype.kind not in "fiub" and array.dtype.name != "bfloat16":
         raise UserError(f"{what} must be real numbers; got dtype {array.dtype}")
-    with np.errstate(over="ignore"):  # a float64 too large for float32 is reported as infinite below
+    with np.errstate(
+        over="ignore"
+    ):  # a float64 too large for float32 is reported as infinite below
         array = np.ascontiguousarray(array, np.float32)
-    # A sum is finite only if every term is, and costs no (N, d) mask; huge finite terms get the exact test.
+    # A sum is finite only if every term is, and costs no (N, d) mask; huge finite terms get the
+    # exact test.
     with np.errstate(over="ignore", invalid="ignore"):
         suspects = np.flatnonzero(~np.isfinite(array.sum(axis=1)))
     bad = suspects[~np.isfinite(array[suspects]).all(axis=1)]
     if len(bad):
-        rows = f"{len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row {bad[0]})"
+        rows = (
+            f"{len(bad)} of {len(array)} rows hold NaN or infinite values (the first is row "
+            f"{bad[0]})"
+        )
         raise UserError(f"{what}: {rows}; look for a diverged model or a corrupt image")
     return array
 
@@ -62,22 +76,28 @@ def check_embeddings(embeddings: Any, what: str = "embeddings") -> np.ndarray:
 def check_dimensions(queries: np.ndarray, gallery: np.ndarray) -> None:
     """Raise UserError where queries (N, d) and gallery (G, d) are not of one dimension."""
     if gallery.shape[1] != queries.shape[1]:
-        raise UserError(f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}: use one model")
+        raise UserError(
+            f"queries have {queries.shape[1]} dimensions, the gallery {gallery.shape[1]}: use one "
+            "model"
+        )
 
 
 def check_sides(
     queries: Any, gallery: Any = None, own_rows: Any = None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-    """Return queries, the gallery (None: all-to-all) and the gallery row of each query itself (or None), checked.
+    """Return queries, the gallery (None: all-to-all) and the gallery row of each query itself (or
+    None), checked.
 
     Raises:
-        UserError: As `check_embeddings`; they are of different dimensions; `own_rows` are not one gallery row for each
-            query, or there is no gallery.
+        UserError: As `check_embeddings`; they are of different dimensions; `own_rows` are not one
+            gallery row for each query, or there is no gallery.
     """
     queries = check_embeddings(queries, "embeddings" if gallery is None else "query embeddings")
     if gallery is None:
         if own_rows is not None:
-            raise UserError("own_rows goes with a gallery; without one each query's own row is its own index")
+            raise UserError(
+                "own_rows goes with a gallery; without one each query's own row is its own index"
+            )
         return queries, None, None
     gallery = check_embeddings(gallery, "gallery embeddings")
     check_dimensions(queries, gallery)
@@ -85,7 +105,9 @@ def check_sides(
         return queries, gallery, None
     own_rows = np.asarray(own_rows)
     if own_rows.shape != (len(queries),) or own_rows.dtype.kind not in "iu":
-        raise UserError(f"own_rows must be one integer per query, {len(queries)}; got shape {own_rows.shape}")
+        raise UserError(
+            f"own_rows must be one integer per query, {len(queries)}; got shape {own_rows.shape}"
+        )
     if own_rows.min() < 0 or own_rows.max() >= len(gallery):
         raise UserError(f"own_rows must lie in 0 .. {len(gallery) - 1}, the rows of the gallery")
     return queries, gallery, own_rows.astype(np.int64)
@@ -104,8 +126,9 @@ def neighbor_blocks(
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Return the neighbors that `nearest_neighbors` returns, one block of queries at a time.
 
-    For when (N, k) is too large to hold. Same arguments, same results. A gallery that is memory-mapped (`np.memmap`,
-    or a slice of one) is searched chunk by chunk, for embeddings beyond the memory; the result is the same.
+    For when (N, k) is too large to hold. Same arguments, same results. A gallery that is
+    memory-mapped (`np.memmap`, or a slice of one) is searched chunk by chunk, for embeddings beyond
+    the memory; the result is the same.
 
     Args:
         queries: As `nearest_neighbors`.
@@ -114,8 +137,9 @@ def neighbor_blocks(
         distance: As `nearest_neighbors`.
         own_rows: As `nearest_neighbors`.
         memory_budget: As `nearest_neighbors`.
-        ignored: Called with a slice of queries and their candidates (B, m), rows of the gallery; (B, m) bool, which of
-            them are left out. Where fewer than k are left, the row is -1 and the distance infinite.
+        ignored: Called with a slice of queries and their candidates (B, m), rows of the gallery;
+            (B, m) bool, which of them are left out. Where fewer than k are left, the row is -1 and
+            the distance infinite.
         most_ignored: The most rows that `ignored` leaves out for one query.
 
     Yields:
@@ -131,18 +155,25 @@ def neighbor_blocks(
     available = len(gallery) - (own_rows is not None)
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""
-        raise UserError(f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}")
+        raise UserError(
+            f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}"
+        )
     if own_rows is not None:
         ignored, most_ignored = _or_own(own_rows, ignored), most_ignored + 1
     frame = frame_of(queries, gallery, distance)
 
     def in_chunks() -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        # The k nearest of the whole are among the k nearest of each chunk, and all are measured in one frame.
+        # The k nearest of the whole are among the k nearest of each chunk, and all are measured in
+        # one frame.
         dim = gallery.shape[1]
-        # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that are being merged.
+        # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors
+        # that are being merged.
         chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
         for block in row_blocks(len(queries), max(memory_budget // (8 * dim + 96 * k), 1)):
-            rows, distances = np.zeros((block.stop - block.start, 0), np.int64), np.zeros((block.stop - block.start, 0))
+            rows, distances = (
+                np.zeros((block.stop - block.start, 0), np.int64),
+                np.zeros((block.stop - block.start, 0)),
+            )
             for chunk in row_blocks(len(gallery), chunk_rows):
                 space = Space(queries[block], gallery[chunk], frame)
                 hidden = None if ignored is None else _shifted(ignored, block.start, chunk.start)
@@ -150,12 +181,18 @@ def neighbor_blocks(
                 parts = list(ranked_blocks(space, depth, memory_budget, hidden, most_ignored))
                 near = np.concatenate([columns for _, columns, _ in parts])
                 rows = np.concatenate([rows, np.where(near < 0, near, chunk.start + near)], axis=1)
-                distances = np.concatenate([distances, np.concatenate([far for _, _, far in parts])], axis=1)
+                distances = np.concatenate(
+                    [distances, np.concatenate([far for _, _, far in parts])], axis=1
+                )
                 rows, distances = nearest_first(rows, distances, k)
             yield block, rows, distances
 
     whole = None if is_memory_mapped(gallery) else Space(queries, gallery, frame)
-    blocks = in_chunks() if whole is None else ranked_blocks(whole, k, memory_budget, ignored, most_ignored)
+    blocks = (
+        in_chunks()
+        if whole is None
+        else ranked_blocks(whole, k, memory_budget, ignored, most_ignored)
+    )
     return ((block, rows, in_float32(distances, distance)) for block, rows, distances in blocks)
 
 
@@ -185,33 +222,36 @@ def nearest_neighbors(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k nearest gallery images of every query, nearest first, by exact search.
 
-    Every query is compared with every gallery image: one matrix product per block of queries, then the few best
-    of each row. All-to-all (no `gallery`), a query is left out of its own neighbors by identity: copies of it
-    stay, at distance 0. Equal distances are ordered by gallery row, lower first.
+    Every query is compared with every gallery image: one matrix product per block of queries, then
+    the few best of each row. All-to-all (no `gallery`), a query is left out of its own neighbors by
+    identity: copies of it stay, at distance 0. Equal distances are ordered by gallery row, lower
+    first.
 
-    The neighbors are those of float64. Candidates are chosen by float32 products of embeddings shifted to the gallery's
-    median, a few more than k, then measured and ordered by sum((q - g)^2) in float64. Where rounding could have left
-    out a nearer image, because many are about as near, or far from the median, the query is searched once more in
-    float64. So copies are at exactly 0, and the block size does not change a distance. What remains: of more images
-    than 8 k within 1e-12 of the k-th, some of which are no copies, the first rows are taken. On a GPU, TF32 is switched
-    off meanwhile.
+    The neighbors are those of float64. Candidates are chosen by float32 products of embeddings
+    shifted to the gallery's median, a few more than k, then measured and ordered by sum((q - g)^2)
+    in float64. Where rounding could have left out a nearer image, because many are about as near,
+    or far from the median, the query is searched once more in float64. So copies are at exactly 0,
+    and the block size does not change a distance. What remains: of more images than 8 k within
+    1e-12 of the k-th, some of which are no copies, the first rows are taken. On a GPU, TF32 is
+    switched off meanwhile.
 
     Args:
         queries: (N, d) embeddings, normalized or not.
         gallery: (G, d) embeddings to search; None: the queries themselves.
         k: How many neighbors, at most G (less one where the query's own row is left out).
-        distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g), where a zero
-            vector has cosine 0 with everything; `"dot"`: -<q, g>.
-        own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of the gallery.
-        memory_budget: Bytes that a block may take, next to about three copies of the gallery; of one that is
-            memory-mapped, three copies of a chunk of about this size.
+        distance: `"euclidean"`: |q - g|; `"sqeuclidean"`: |q - g|^2; `"cosine"`: 1 - cos(q, g),
+            where a zero vector has cosine 0 with everything; `"dot"`: -<q, g>.
+        own_rows: (N,) the gallery row that holds each query itself, for queries that are a part of
+            the gallery.
+        memory_budget: Bytes that a block may take, next to about three copies of the gallery; of
+            one that is memory-mapped, three copies of a chunk of about this size.
 
     Returns:
         (N, k) int64 gallery rows and (N, k) float32 distances.
 
     Raises:
-        UserError: Embeddings that are empty, not finite, or of different dimensions; k out of range; an unknown
-            distance.
+        UserError: Embeddings that are empty, not finite, or of different dimensions; k out of
+            range; an unknown distance.
 
     Example:
         >>> import numpy as np
@@ -220,9 +260,13 @@ def nearest_neighbors(
         ([1, 0, 1], [1.0, 1.0, 2.0])
     """
     blocks = list(
-        neighbor_blocks(queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget)
+        neighbor_blocks(
+            queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget
+        )
     )
-    return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate([d for _, _, d in blocks])
+    return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate(
+        [d for _, _, d in blocks]
+    )
 
 
 def _or_own(own_rows: np.ndarray, ignored: Ignored | None) -> Ignored:
@@ -251,13 +295,15 @@ def row_blocks(count: int, size: int) -> list[slice]:
 
 
 def nearest_first(rows: np.ndarray, distances: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k nearest of each query's (B, m) rows and distances, of equal distances the lower row first."""
+    """Return the k nearest of each query's (B, m) rows and distances, of equal distances the lower
+    row first."""
     order = np.lexsort((rows, distances), axis=-1)[:, :k]
     return np.take_along_axis(rows, order, axis=1), np.take_along_axis(distances, order, axis=1)
 
 
 def left_over(rows: np.ndarray, left_out: np.ndarray, depth: int) -> np.ndarray:
-    """Return the first `depth` of each row that are not left out, in their order; -1 where there are fewer.
+    """Return the first `depth` of each row that are not left out, in their order; -1 where there
+    are fewer.
 
     Example:
         >>> left_over(np.array([[5, 6, 7]]), np.array([[False, True, False]]), 3)
@@ -285,7 +331,8 @@ class Frame:
     unit: float
 
     def place(self, rows: np.ndarray) -> np.ndarray:
-        """Rows (N, d) as the search compares them: of length 1 for cosine, else shifted and scaled."""
+        """Rows (N, d) as the search compares them: of length 1 for cosine, else shifted and
+        scaled."""
         if self.distance == "cosine":
             return unit_rows(rows)
         rows = rows - self.shift
@@ -309,7 +356,9 @@ class Space:
     @functools.cached_property
     def placed_queries(self) -> np.ndarray:
         """The queries in the frame."""
-        return self.placed_gallery if self.queries is self.gallery else self.frame.place(self.queries)
+        return (
+            self.placed_gallery if self.queries is self.gallery else self.frame.place(self.queries)
+        )
 
     @functools.cached_property
     def longest(self) -> float:
@@ -330,12 +379,15 @@ def _squares(rows: np.ndarray) -> np.ndarray:
 def unit_rows(rows: np.ndarray) -> np.ndarray:
     """Rows (..., d) divided by their length; a zero row stays zero."""
     tiny = np.finfo(np.float32).tiny
-    rows = rows / np.maximum(np.abs(rows).max(axis=-1, keepdims=True), tiny)  # so that squares do not overflow
+    rows = rows / np.maximum(
+        np.abs(rows).max(axis=-1, keepdims=True), tiny
+    )  # so that squares do not overflow
     return rows / np.maximum(np.sqrt(_squares(rows)), tiny)[..., None]
 
 
 def _power_of_two(x: float) -> float:
-    """Return the largest power of two that is at most x, within what float32 can also invert; 1 for 0."""
+    """Return the largest power of two that is at most x, within what float32 can also invert; 1 for
+    0."""
     return float(2.0 ** np.clip(np.floor(np.log2(x)), -100, 126)) if x > 0 else 1.0
 
 
@@ -345,22 +397,27 @@ def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Frame:
     if distance == "cosine":
         return Frame(distance, shift, 1.0)
     if distance != "dot":
-        # Distances do not change when everything moves by the gallery's center, and the squares that cancel are then
-        # small. The median is moved by no outlier. On a coarse grid of powers of two the subtraction adds no error of
-        # its own to simple data.
+        # Distances do not change when everything moves by the gallery's center, and the squares
+        # that cancel are then small. The median is moved by no outlier. On a coarse grid of powers
+        # of two the subtraction adds no error of its own to simple data.
         sample = gallery[:: -(-len(gallery) // 4096)].astype(np.float64)
         center = np.median(sample, axis=0)
         spread = np.abs(sample - center)
         grid = _power_of_two(float(np.median(spread) or spread.mean())) / 8
         shift = (np.round(center / grid) * grid).astype(np.float32)
     sides = [gallery] if queries is gallery else [gallery, queries]
-    extremes = [np.abs(edge - shift).max() for side in sides for edge in (side.min(axis=0), side.max(axis=0))]
+    extremes = [
+        np.abs(edge - shift).max()
+        for side in sides
+        for edge in (side.min(axis=0), side.max(axis=0))
+    ]
     return Frame(distance, shift, _power_of_two(float(max(extremes))))
 
 
 @contextlib.contextmanager
 def _full_float32() -> Iterator[None]:
-    """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed to."""
+    """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed
+    to."""
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -387,10 +444,12 @@ def _group_size(gallery_size: int, candidates: int) -> int:
 
 
 def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
-    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column; (B,) the last one's score.
+    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column; (B,)
+    the last one's score.
 
-    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other group's elements
-    come after those m maxima. So most of the row is read once, for the maxima, and only m groups are searched.
+    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other
+    group's elements come after those m maxima. So most of the row is read once, for the maxima, and
+    only m groups are searched.
     """
     if group == 1:
         best, columns = ops.top_k(scores, candidates)
@@ -398,30 +457,40 @@ def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
     rows, size = scores.shape
     groups = size // group
     grouped = ops.reshape(scores, (rows, groups, group))
-    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means lower column.
+    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means
+    # lower column.
     best_groups = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
     row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
     members = ops.take(ops.reshape(scores, (rows * groups, group)), best_groups + row_start, axis=0)
     best, place = ops.top_k(ops.reshape(members, (rows, candidates * group)), candidates)
-    return ops.take_along_axis(best_groups, place // group, axis=1) * group + place % group, best[:, -1]
+    return ops.take_along_axis(best_groups, place // group, axis=1) * group + place % group, best[
+        :, -1
+    ]
 
 
-def measure(queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str) -> np.ndarray:
-    """(B, m) float64 distances of queries (B, d) to the gallery's rows (B, m), those of `euclidean` squared.
+def measure(
+    queries: np.ndarray, gallery: np.ndarray, rows: np.ndarray, distance: str
+) -> np.ndarray:
+    """(B, m) float64 distances of queries (B, d) to the gallery's rows (B, m), those of `euclidean`
+    squared.
 
-    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small, and a few rows at
-    a time never leave the processor's cache.
+    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small,
+    and a few rows at a time never leave the processor's cache.
     """
     distances = np.empty(rows.shape)
     step = max(1, _MEASURED_AT_ONCE // (rows.shape[1] * queries.shape[1]))
     for part in row_blocks(len(rows), step):
-        near, own = (np.asarray(side, np.float64) for side in (gallery[rows[part]], queries[part, None]))
+        near, own = (
+            np.asarray(side, np.float64) for side in (gallery[rows[part]], queries[part, None])
+        )
         if distance == "dot":
             distances[part] = -np.einsum("bmd,bld->bm", near, own)
             continue
         near, own = (unit_rows(near), unit_rows(own)) if distance == "cosine" else (near, own)
         distances[part] = _squares(near - own)
-        if distance == "cosine":  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
+        if (
+            distance == "cosine"
+        ):  # |q - g|^2 / 2 = 1 - cos of unit vectors; zero vectors have cosine 0 with all
             zero = np.logical_not(near.any(axis=-1) & own.any(axis=-1))
             distances[part] = np.where(zero, 1.0, distances[part] / 2)
     return distances
@@ -453,10 +522,13 @@ def block_scores(space: Space, table: Any, block: slice) -> Any:
         return ops.matmul(ops.convert_to_tensor(queries), table)
 
 
-def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterator[tuple[slice, Any]]:
+def one_ahead(
+    compute: Callable[[slice], Any], count: int, size: int
+) -> Iterator[tuple[slice, Any]]:
     """Slices of up to `size` that cover `count`, and what `compute` makes of each.
 
-    The next is computed in a thread while the caller works on one: the product keeps the processor busy meanwhile.
+    The next is computed in a thread while the caller works on one: the product keeps the processor
+    busy meanwhile.
     """
     blocks = row_blocks(count, size)
     if len(blocks) == 1:
@@ -474,20 +546,24 @@ def one_ahead(compute: Callable[[slice], Any], count: int, size: int) -> Iterato
 def ranked_blocks(
     space: Space, k: int, memory_budget: int, ignored: Ignored | None = None, most_ignored: int = 0
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-    """Yield the k nearest of every query, with distances as of `measure`; ignored rows are -1, infinitely far."""
+    """Yield the k nearest of every query, with distances as of `measure`; ignored rows are -1,
+    infinitely far."""
     size, dim = space.gallery.shape
     candidates = min(k + most_ignored + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
     per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
     rows = max(1, min(memory_budget // per_query, len(space.queries)))
-    # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual order.
+    # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual
+    # order.
     slack = (8 + dim**0.5) * float(np.finfo(np.float32).eps)
     table = score_table(space, padded, slack)
 
     def columns_of(block: slice) -> tuple[np.ndarray, np.ndarray]:
         columns, last = _top_columns(block_scores(space, table, block), candidates, group)
-        return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(np.float64)
+        return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(
+            np.float64
+        )
 
     def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         far = measure(space.queries[block], space.gallery, columns, space.frame.distance)
@@ -501,13 +577,17 @@ def ranked_blocks(
         if candidates < size:
             unsure = block.start + np.flatnonzero(~_settled(space, block, far[:, -1], last, slack))
             for some in row_blocks(len(unsure), max(1, memory_budget // (16 * size))):
-                for query, wider in zip(unsure[some], _float64_columns(space, unsure[some], candidates), strict=True):
+                for query, wider in zip(
+                    unsure[some], _float64_columns(space, unsure[some], candidates), strict=True
+                ):
                     place = query - block.start
                     near[place], far[place] = nearest_of(slice(query, query + 1), wider[None])
         yield block, near, far
 
 
-def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray, slack: float) -> np.ndarray:
+def _settled(
+    space: Space, block: slice, farthest: np.ndarray, last: np.ndarray, slack: float
+) -> np.ndarray:
     """(B,) bool, whether no row that is no candidate can be among the k nearest.
 
     Args:
@@ -524,11 +604,14 @@ def _settled(space: Space, block: slice, farthest: np.ndarray, last: np.ndarray,
     if space.frame.distance == "dot":
         return -farthest >= last + slack * np.sqrt(squares) * space.longest
     # Numbers that are too small for float32 count as 0 in a score.
-    return (squares * (1 - slack) - farthest) / 2 >= last + space.queries.shape[1] * np.finfo(np.float32).tiny
+    return (squares * (1 - slack) - farthest) / 2 >= last + space.queries.shape[1] * np.finfo(
+        np.float32
+    ).tiny
 
 
 def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[np.ndarray]:
-    """Yield for each query the gallery rows that may be among its `count` nearest, by products in float64."""
+    """Yield for each query the gallery rows that may be among its `count` nearest, by products in
+    float64."""
     points = space.frame.place(space.queries[queries].astype(np.float64))
     half = np.empty((len(queries), len(space.gallery)))
     for part in row_blocks(len(space.gallery), _ROWS_AT_ONCE):
@@ -557,10 +640,11 @@ def confusable_classes(
 ) -> np.ndarray:
     """Return of each class the others whose images are most often near its own.
 
-    Each image searches the images of other classes, by cosine. Its nearest ones vote for their classes, and a class
-    lists the others by the votes of its images; of as many votes, the lower class comes first. `skip_top` and
-    `relative_margin` leave out images that may be of the same class in truth, as `range_min` and `relative_margin` of
-    sentence-transformers' `mine_hard_negatives` do.
+    Each image searches the images of other classes, by cosine. Its nearest ones vote for their
+    classes, and a class lists the others by the votes of its images; of as many votes, the lower
+    class comes first. `skip_top` and `relative_margin` leave out images that may be of the same
+    class in truth, as `range_min` and `relative_margin` of sentence-transformers'
+    `mine_hard_negatives` do.
 
     Args:
         embeddings: (N, d).
@@ -568,25 +652,31 @@ def confusable_classes(
         most: Classes that are listed at most.
         neighbors: Images of other classes, after those that are skipped, that vote.
         skip_top: How many of the nearest images of other classes each image skips.
-        relative_margin: Leave out an image whose cosine with the searching one is above 1 - `relative_margin` times the
-            mean cosine of the latter with the other images of its class; 0.05 keeps what is at most 95 % as similar.
-            None: leave out none. An image that is alone in its class leaves out none.
+        relative_margin: Leave out an image whose cosine with the searching one is above 1 -
+            `relative_margin` times the mean cosine of the latter with the other images of its
+            class; 0.05 keeps what is at most 95 % as similar. None: leave out none. An image that
+            is alone in its class leaves out none.
 
     Returns:
-        (C, most) int32 positions of classes in ascending order of their ids; -1 where there are fewer.
+        (C, most) int32 positions of classes in ascending order of their ids; -1 where there are
+        fewer.
 
     Raises:
         UserError: A number is out of range, or the embeddings and labels do not go together.
 
     Example:
-        >>> confusable_classes([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]], [5, 6, 7], most=1, neighbors=1).ravel().tolist()
+        >>> confusable_classes([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]], [5, 6, 7], most=1,
+        ...     neighbors=1).ravel().tolist()
         [2, 2, 0]
     """
     embeddings, labels = check_embeddings(embeddings), integer_labels(labels)
     if len(labels) != len(embeddings):
         raise UserError(f"{len(embeddings)} embeddings, but {len(labels)} labels")
     if min(most, neighbors) < 1 or skip_top < 0 or not 0 <= (relative_margin or 0) < 1:
-        raise UserError("`most` and `neighbors` must be at least 1, `skip_top` at least 0, `relative_margin` in [0, 1)")
+        raise UserError(
+            "`most` and `neighbors` must be at least 1, `skip_top` at least 0, `relative_margin` "
+            "in [0, 1)"
+        )
     classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
     table = np.full((len(classes), most), -1, np.int32)
     if len(classes) < 2:
@@ -616,8 +706,11 @@ def confusable_classes(
     return table
 
 
-def _mean_positive_cosines(embeddings: np.ndarray, own: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return of each image the mean cosine with the other images of its class, (N,) float64; 0 where it has none."""
+def _mean_positive_cosines(
+    embeddings: np.ndarray, own: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """Return of each image the mean cosine with the other images of its class, (N,) float64; 0
+    where it has none."""
     unit = unit_rows(embeddings).astype(np.float64)
     sums = np.add.reduceat(unit[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
     with_others = np.einsum("nd,nd->n", unit, sums[own]) - np.einsum("nd,nd->n", unit, unit)

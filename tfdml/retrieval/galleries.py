@@ -1,4 +1,5 @@
-"""Galleries in databases: the interface that both implement, their addresses, `connect`, and indexing embeddings."""
+"""Galleries in databases: the interface that both implement, their addresses, `connect`, and
+indexing embeddings."""
 
 from __future__ import annotations
 
@@ -79,9 +80,13 @@ def parse(uri: str) -> Address:
         raise UserError(f"{where}: write {forms}")
     try:
         parts = urllib.parse.urlsplit(uri)
-        pairs = urllib.parse.parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+        pairs = urllib.parse.parse_qsl(
+            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)
+        )
         options = dict(pairs)
-        has_place = bool(parts.path.strip("/") or parts.hostname) and not (parts.netloc and scheme == "lancedb")
+        has_place = bool(parts.path.strip("/") or parts.hostname) and not (
+            parts.netloc and scheme == "lancedb"
+        )
         # The port raises where it is no number.
         if parts.fragment or parts.port == 0 or not has_place or len(options) < len(pairs):
             raise ValueError
@@ -146,7 +151,8 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Neighbors:
-    """The result of a search: row i holds the neighbors of query i, nearest first, equally near ones by id.
+    """The result of a search: row i holds the neighbors of query i, nearest first, equally near
+    ones by id.
 
     Args:
         ids: (N, k) str objects, None where there are fewer than k.
@@ -162,8 +168,8 @@ class Neighbors:
 class GalleryDatabase(abc.ABC):
     """A table of ids, vectors and texts in a database; a context manager, made by `connect`.
 
-    It has four methods: `upsert`, `delete`, `search` and `rows`. Distances are those of `nearest_neighbors`. For
-    `cosine` the vectors are kept at length 1.
+    It has four methods: `upsert`, `delete`, `search` and `rows`. Distances are those of
+    `nearest_neighbors`. For `cosine` the vectors are kept at length 1.
 
     Args:
         address: Where it is.
@@ -186,7 +192,10 @@ class GalleryDatabase(abc.ABC):
         self.about = None if text is None else About.read(text, f"`uri={address}`")
         if self.about and address.distance not in ("", self.about.distance):
             self.close()
-            raise UserError(f"`uri={address}` was made with distance={self.about.distance}; name another ?table=...")
+            raise UserError(
+                f"`uri={address}` was made with distance={self.about.distance}; name another "
+                "?table=..."
+            )
 
     def __enter__(self) -> GalleryDatabase:
         return self
@@ -204,7 +213,12 @@ class GalleryDatabase(abc.ABC):
         return self.about.distance if self.about else self.address.distance or "euclidean"
 
     def upsert(
-        self, ids: Sequence[str], vectors: Any, columns: Mapping[str, Sequence[str]] | None = None, *, model: str = ""
+        self,
+        ids: Sequence[str],
+        vectors: Any,
+        columns: Mapping[str, Sequence[str]] | None = None,
+        *,
+        model: str = "",
     ) -> None:
         """Write rows; one whose id is there is replaced. The first call makes the table.
 
@@ -215,16 +229,24 @@ class GalleryDatabase(abc.ABC):
             model: The fingerprint of the model that embedded them.
 
         Raises:
-            UserError: The rows are not as above, or of another dimension or model than the gallery; nothing is
-                written. Or the database fails.
+            UserError: The rows are not as above, or of another dimension or model than the gallery;
+                nothing is written. Or the database fails.
         """
         for name in columns or ():
             check_choice("column", name, COLUMNS)
         ids = [ids] if isinstance(ids, str) else list(ids)
-        texts = {name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS}
+        texts = {
+            name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS
+        }
         vectors = self._placed(check_embeddings(vectors, "gallery embeddings"))
-        if {len(ids), *map(len, texts.values())} != {len(vectors)} or len({*ids}) < len(ids) or "" in ids:
-            raise UserError(f"give {len(vectors)} vectors as many different `ids` and texts, and no empty id")
+        if (
+            {len(ids), *map(len, texts.values())} != {len(vectors)}
+            or len({*ids}) < len(ids)
+            or "" in ids
+        ):
+            raise UserError(
+                f"give {len(vectors)} vectors as many different `ids` and texts, and no empty id"
+            )
         if self.about:
             self.check(vectors.shape[1], model, "gallery embeddings")
         with self._user_errors("cannot be written"):
@@ -233,7 +255,9 @@ class GalleryDatabase(abc.ABC):
                 self._create(about)
                 self.about = about
             for part in row_blocks(len(ids), self.batch_rows):
-                self._upsert(Rows(ids[part], vectors[part], {name: texts[name][part] for name in COLUMNS}))
+                self._upsert(
+                    Rows(ids[part], vectors[part], {name: texts[name][part] for name in COLUMNS})
+                )
 
     def delete(self, ids: Sequence[str]) -> int:
         """Remove rows, ignore unknown ids, and return how many were there."""
@@ -252,8 +276,8 @@ class GalleryDatabase(abc.ABC):
             model: The fingerprint of the model that embedded the queries.
 
         Raises:
-            UserError: There is no table; queries are not finite, or of another dimension or model; or the database
-                fails.
+            UserError: There is no table; queries are not finite, or of another dimension or model;
+                or the database fails.
         """
         check_positive(k=k)
         for name in where or ():
@@ -263,7 +287,9 @@ class GalleryDatabase(abc.ABC):
         ids, *texts = (np.full((len(queries), k), None, object) for _ in ("id", *COLUMNS))
         distances = np.full((len(queries), k), np.inf, np.float32)
         with self._user_errors("cannot be searched"):
-            for query, rows in enumerate(self._nearest(self._placed(queries), k, dict(where or {}))):
+            for query, rows in enumerate(
+                self._nearest(self._placed(queries), k, dict(where or {}))
+            ):
                 for rank, (raw, *values) in enumerate(sorted(rows)):
                     distances[query, rank] = self._scaled(raw)
                     for array, value in zip((ids, *texts), values, strict=True):
@@ -280,16 +306,22 @@ class GalleryDatabase(abc.ABC):
         return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
 
     def check(self, dimension: int, model: str, what: str) -> None:
-        """Raise a `UserError` where there is no table, or it is of another dimension or model than these vectors."""
+        """Raise a `UserError` where there is no table, or it is of another dimension or model than
+        these vectors."""
         about = self._existing()
         if dimension != about.dimension:
             sizes = f"{dimension} dimensions, `uri={self.address}` has {about.dimension}"
-            raise UserError(f"{what} have {sizes}: embed both by one model, or name another ?table=...")
+            raise UserError(
+                f"{what} have {sizes}: embed both by one model, or name another ?table=..."
+            )
         check_same_model(about.model, model, f"`uri={self.address}` and the {what}")
 
     def _existing(self) -> About:
         if self.about is None:
-            raise UserError(f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml index")
+            raise UserError(
+                f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml "
+                "index"
+            )
         return self.about
 
     def _placed(self, vectors: np.ndarray) -> np.ndarray:
@@ -309,7 +341,8 @@ class GalleryDatabase(abc.ABC):
 
     @abc.abstractmethod
     def _open(self) -> str | bytes | None:
-        """Connect; return what the table keeps, empty where it is another's, None where there is none."""
+        """Connect; return what the table keeps, empty where it is another's, None where there is
+        none."""
 
     @abc.abstractmethod
     def _create(self, about: About) -> None:
@@ -341,10 +374,11 @@ class GalleryDatabase(abc.ABC):
 
 
 def connect(uri: str) -> GalleryDatabase:
-    """Open a gallery where it is: `lancedb:///folder` or `pgvector://user:password@host:port/database`.
+    """Open a gallery where it is: `lancedb:///folder` or
+    `pgvector://user:password@host:port/database`.
 
-    Options follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for a new gallery). The
-    first `upsert` makes the table.
+    Options follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for
+    a new gallery). The first `upsert` makes the table.
 
     Args:
         uri: The address.
@@ -353,13 +387,15 @@ def connect(uri: str) -> GalleryDatabase:
         The gallery; close it, or use it in a `with`.
 
     Raises:
-        UserError: The address is neither; its client is not installed; the server cannot be reached or refuses; the
-            table is of something else, or was made with another distance. No message holds a password.
+        UserError: The address is neither; its client is not installed; the server cannot be reached
+            or refuses; the table is of something else, or was made with another distance. No
+            message holds a password.
 
     Example:
         >>> import tempfile, numpy as np
         >>> with tempfile.TemporaryDirectory() as folder, connect(f"lancedb://{folder}/cars") as gallery:
-        ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"class": ["bus", "coupe"]})
+        ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"class": ["bus",
+        ...     "coupe"]})
         ...     neighbors = gallery.search(np.array([[0.9, 0.1]]), k=1)
         >>> neighbors.ids.tolist(), neighbors.columns["class"].tolist()
         ([['b']], [['coupe']])
@@ -396,20 +432,22 @@ def index_embeddings(
 ) -> IndexCounts:
     """Write the embeddings that a gallery lacks.
 
-    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A row's `source`
-    identifies the embeddings by their checksums.
+    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A
+    row's `source` identifies the embeddings by their checksums.
 
     Args:
         gallery: Where to.
         stored: What. The name of each image is its id.
         prefix: Put before every name, for an id.
-        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they are.
+        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they
+            are.
         replace: Replace rows of other embeddings that have the same ids.
         progress: Called with how many rows are written, of how many.
 
     Raises:
-        UserError: Names occur twice, there are fewer dimensions, the gallery is of another dimension or model, or an id
-            is that of other embeddings, and `replace` is not set; nothing is written then. Or the database fails.
+        UserError: Names occur twice, there are fewer dimensions, the gallery is of another
+            dimension or model, or an id is that of other embeddings, and `replace` is not set;
+            nothing is written then. Or the database fails.
 
     Example:
         >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
@@ -421,11 +459,21 @@ def index_embeddings(
         raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
 
     def vectors(rows: Any) -> np.ndarray:
-        return truncate(stored.embeddings[rows], truncate_dim) if truncate_dim else stored.embeddings[rows]
+        return (
+            truncate(stored.embeddings[rows], truncate_dim)
+            if truncate_dim
+            else stored.embeddings[rows]
+        )
 
-    model = f"{truncate_dim} dimensions of {stored.model}" if stored.model and truncate_dim else stored.model
+    model = (
+        f"{truncate_dim} dimensions of {stored.model}"
+        if stored.model and truncate_dim
+        else stored.model
+    )
     files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
-    source = hashlib.sha256(json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()).hexdigest()[:16]
+    source = hashlib.sha256(
+        json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()
+    ).hexdigest()[:16]
     sources: dict[str, str] = {}
     dimension = vectors(slice(1)).shape[1]
     if gallery.about is not None:
@@ -442,7 +490,9 @@ def index_embeddings(
     texts = {"path": stored.names, "class": stored.classes, "role": stored.roles}
     for block in row_blocks(len(rows), gallery.batch_rows):
         part = rows[block]
-        columns = {name: [str(of[row]) for row in part] for name, of in texts.items() if of is not None}
+        columns = {
+            name: [str(of[row]) for row in part] for name, of in texts.items() if of is not None
+        }
         columns["source"] = [source] * len(part)
         gallery.upsert([ids[row] for row in part], vectors(part), columns, model=model)
         progress(block.stop, len(rows))

@@ -51,32 +51,50 @@ class Gallery(GalleryDatabase):
     def _create(self, about: About) -> None:
         columns = [pa.field(name, pa.string(), False) for name in COLUMNS]
         vector = pa.field("vector", pa.list_(pa.float32(), about.dimension), False)
-        schema = pa.schema([pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()})
+        schema = pa.schema(
+            [pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()}
+        )
         with self._writing():
-            self._table = lancedb.connect(self.address.path).create_table(self.address.table, schema=schema)
+            self._table = lancedb.connect(self.address.path).create_table(
+                self.address.table, schema=schema
+            )
 
     def _upsert(self, rows: Rows) -> None:
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1])
-        table = pa.table({"id": rows.ids, "vector": vectors, **rows.columns}).cast(self._table.schema)
+        vectors = pa.FixedSizeListArray.from_arrays(
+            pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1]
+        )
+        table = pa.table({"id": rows.ids, "vector": vectors, **rows.columns}).cast(
+            self._table.schema
+        )
         with self._writing():
-            self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all().execute(table)
+            self._table.merge_insert(
+                "id"
+            ).when_matched_update_all().when_not_matched_insert_all().execute(table)
 
     def _delete(self, ids: list[str]) -> int:
         with self._writing():
             parts = row_blocks(len(ids), _LISTED_AT_ONCE)
-            return sum(int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts)
+            return sum(
+                int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts
+            )
 
     def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
         query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
-        query = query.distance_type("dot" if self._by_product else "l2").select(["id", *COLUMNS, "_distance"])
+        query = query.distance_type("dot" if self._by_product else "l2").select(
+            ["id", *COLUMNS, "_distance"]
+        )
         query = query.bypass_vector_index()
         if where:
-            query = query.where(" AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True)
+            query = query.where(
+                " AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True
+            )
         answers: list[list[tuple]] = [[] for _ in vectors]
         for row in query.to_arrow().to_pylist():
             # Of products LanceDB returns 1 - product.
             raw = row["_distance"] - 1 if self._by_product else row["_distance"]
-            answers[row.get("query_index", 0)].append((raw, row["id"], *(row[name] for name in COLUMNS)))
+            answers[row.get("query_index", 0)].append(
+                (raw, row["id"], *(row[name] for name in COLUMNS))
+            )
         return answers
 
     def _count(self) -> int:
@@ -84,13 +102,20 @@ class Gallery(GalleryDatabase):
 
     def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
         rows: list[tuple] = []
-        for where in [None] if ids is None else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]:
+        for where in (
+            [None]
+            if ids is None
+            else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]
+        ):
             query = self._table.search().limit(most - len(rows)).select(["id", "vector", *COLUMNS])
             table = (query.where(where) if where else query).to_arrow()
             vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
             vectors = vectors.reshape(len(table), -1) if len(table) else []
             texts = (table[name].to_pylist() for name in ("id", *COLUMNS))
-            rows += [(name, vector, *others) for vector, name, *others in zip(vectors, *texts, strict=True)]
+            rows += [
+                (name, vector, *others)
+                for vector, name, *others in zip(vectors, *texts, strict=True)
+            ]
         return rows
 
     def close(self) -> None:

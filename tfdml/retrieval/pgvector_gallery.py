@@ -22,8 +22,8 @@ class Gallery(GalleryDatabase):
     """A gallery in PostgreSQL.
 
     Args:
-        address: `pgvector://user:password@host:port/database`. A password may also come from the variable PGPASSWORD or
-            ~/.pgpass, and the folder of a socket from PGHOST.
+        address: `pgvector://user:password@host:port/database`. A password may also come from the
+            variable PGPASSWORD or ~/.pgpass, and the folder of a socket from PGHOST.
     """
 
     _errors = (psycopg.Error, UnicodeEncodeError)
@@ -39,7 +39,9 @@ class Gallery(GalleryDatabase):
             "dbname": self.address.path.strip("/"),
         }
         self._connection = psycopg.connect(
-            **{name: value for name, value in options.items() if value}, connect_timeout=_SECONDS, autocommit=True
+            **{name: value for name, value in options.items() if value},
+            connect_timeout=_SECONDS,
+            autocommit=True,
         )
         if self._one("SELECT to_regclass(%s)", (self.address.table,)) is None:
             return None
@@ -47,9 +49,12 @@ class Gallery(GalleryDatabase):
         return self._one("SELECT obj_description(%s::regclass)", (self.address.table,)) or ""
 
     def _run(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
-        """Execute a statement, with the gallery's `{table}` and `{columns}`, and other parts by name."""
+        """Execute a statement, with the gallery's `{table}` and `{columns}`, and other parts by
+        name."""
         columns = sql.SQL(", ").join(map(sql.Identifier, ("id", "vector", *COLUMNS)))
-        query = sql.SQL(text).format(table=sql.Identifier(self.address.table), columns=columns, **parts)
+        query = sql.SQL(text).format(
+            table=sql.Identifier(self.address.table), columns=columns, **parts
+        )
         return self._connection.cursor(binary=bool(values)).execute(query, values or None)
 
     def _one(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
@@ -63,13 +68,18 @@ class Gallery(GalleryDatabase):
     def _create(self, about: About) -> None:
         # Who may not create extensions may use one that is there.
         if self._one("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == 0:
-            with user_errors(psycopg.Error, f"`uri={self.address}`: have the owner run CREATE EXTENSION vector"):
+            with user_errors(
+                psycopg.Error, f"`uri={self.address}`: have the owner run CREATE EXTENSION vector"
+            ):
                 self._run("CREATE EXTENSION IF NOT EXISTS vector")
         self._set_up()
-        texts = sql.SQL("").join(sql.SQL(", {} text NOT NULL").format(sql.Identifier(name)) for name in COLUMNS)
+        texts = sql.SQL("").join(
+            sql.SQL(", {} text NOT NULL").format(sql.Identifier(name)) for name in COLUMNS
+        )
         with self._connection.transaction():
             self._run(
-                'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, vector vector({dimension}) NOT NULL{texts})',
+                'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, vector vector({dimension}) '
+                "NOT NULL{texts})",
                 dimension=about.dimension,
                 texts=texts,
             )
@@ -83,7 +93,9 @@ class Gallery(GalleryDatabase):
             sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names),
         )
         with self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.executemany(query, list(zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True)))
+            cursor.executemany(
+                query, list(zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True))
+            )
 
     def _delete(self, ids: list[str]) -> int:
         return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
@@ -98,7 +110,10 @@ class Gallery(GalleryDatabase):
             "operator": operator,
             "k": k,
         }
-        query = "SELECT vector {operator} %s AS far, {texts} FROM {table} WHERE {conditions} ORDER BY far LIMIT {k}"
+        query = (
+            "SELECT vector {operator} %s AS far, {texts} FROM {table} WHERE {conditions} ORDER BY "
+            "far LIMIT {k}"
+        )
         for vector in vectors:
             rows = self._run(query, (vector, *where.values()), **parts).fetchall()
             yield [(far if self._by_product else far**2, *row) for far, *row in rows]

@@ -18,7 +18,8 @@ _GATHERED_AT_ONCE = 2**24
 
 
 def _unit_sides(queries: Any, gallery: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Return queries and gallery, checked and of length 1, and the gallery row of each query; None with a gallery."""
+    """Return queries and gallery, checked and of length 1, and the gallery row of each query; None
+    with a gallery."""
     queries, gallery, _ = exact.check_sides(queries, gallery)
     if gallery is not None:
         return exact.unit_rows(queries), exact.unit_rows(gallery), None
@@ -28,15 +29,20 @@ def _unit_sides(queries: Any, gallery: Any) -> tuple[np.ndarray, np.ndarray, np.
     return queries, queries, np.arange(len(queries))
 
 
-def _nearest(queries: np.ndarray, gallery: np.ndarray, own: np.ndarray | None, k: int) -> tuple[np.ndarray, np.ndarray]:
+def _nearest(
+    queries: np.ndarray, gallery: np.ndarray, own: np.ndarray | None, k: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (N, m) rows and cosines of the k nearest of every query, all where they are fewer."""
     k = min(k, len(gallery) - (own is not None))
-    rows, distances = exact.nearest_neighbors(queries, gallery, k=k, distance="cosine", own_rows=own)
+    rows, distances = exact.nearest_neighbors(
+        queries, gallery, k=k, distance="cosine", own_rows=own
+    )
     return rows, 1 - distances
 
 
 def blocks(count: int, numbers_each: int) -> list[slice]:
-    """Slices that cover `count` rows, few enough in each for what they gather, `numbers_each` a row.
+    """Slices that cover `count` rows, few enough in each for what they gather, `numbers_each` a
+    row.
 
     Example:
         >>> blocks(5, 2**23)
@@ -58,22 +64,29 @@ class Whitening:
     components: np.ndarray
 
     def __call__(self, embeddings: Any) -> np.ndarray:
-        """(N, D) -> (N, d) float32 of length 1; the embeddings are scaled to length 1 first, as in the fit.
+        """(N, D) -> (N, d) float32 of length 1; the embeddings are scaled to length 1 first, as in
+        the fit.
 
         Raises:
             UserError: They are not (N, D) finite numbers.
         """
         embeddings = exact.check_embeddings(embeddings)
         if embeddings.shape[1] != len(self.mean):
-            raise UserError(f"embeddings have {embeddings.shape[1]} dimensions, the whitening {len(self.mean)}")
+            raise UserError(
+                f"embeddings have {embeddings.shape[1]} dimensions, the whitening {len(self.mean)}"
+            )
         return exact.unit_rows((exact.unit_rows(embeddings) - self.mean) @ self.components)
 
 
-def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkage: float = 0.0) -> Whitening:
-    """Fit a PCA whitening: z_i = <x - mean, u_i> / v_i^(power / 2), the first d of the principal components u_i.
+def fit_whitening(
+    embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkage: float = 0.0
+) -> Whitening:
+    """Fit a PCA whitening: z_i = <x - mean, u_i> / v_i^(power / 2), the first d of the principal
+    components u_i.
 
-    v_i = (1 - shrinkage) s_i^2 + shrinkage mean_j s_j^2, with s_i^2 the variance along u_i. What it is fitted to must
-    be embeddings of training classes: fitted to the gallery, it would have seen the test.
+    v_i = (1 - shrinkage) s_i^2 + shrinkage mean_j s_j^2, with s_i^2 the variance along u_i. What it
+    is fitted to must be embeddings of training classes: fitted to the gallery, it would have seen
+    the test.
 
     Args:
         embeddings: (M, D) of the training images.
@@ -91,26 +104,33 @@ def fit_whitening(embeddings: Any, dim: int = 0, *, power: float = 1.0, shrinkag
         >>> whitening(rng.normal(size=(3, 4))).shape
         (3, 2)
 
-    Source: Jegou and Chum, "Negative Evidences and Co-occurences in Image Retrieval", ECCV 2012, sec. 2; powers below
-    1: Mukundan et al., "Understanding and Improving Kernel Local Descriptors", IJCV 2019, sec. 4.3.
+    Source: Jegou and Chum, "Negative Evidences and Co-occurences in Image Retrieval", ECCV 2012,
+    sec. 2; powers below 1: Mukundan et al., "Understanding and Improving Kernel Local Descriptors",
+    IJCV 2019, sec. 4.3.
     """
     embeddings = exact.unit_rows(exact.check_embeddings(embeddings, "training embeddings"))
     dim = int(dim) or embeddings.shape[1]
     if dim > embeddings.shape[1] or dim >= len(embeddings):
-        raise UserError(f"`dim={dim}`: training embeddings {embeddings.shape} have fewer components")
+        raise UserError(
+            f"`dim={dim}`: training embeddings {embeddings.shape} have fewer components"
+        )
     layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)
     layer.adapt(embeddings)
     return Whitening(np.asarray(layer.mean), np.asarray(layer.components))
 
 
-def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: float = 3.0) -> np.ndarray:
+def expand_queries(
+    queries: Any, gallery: Any = None, *, k: int = 10, alpha: float = 3.0
+) -> np.ndarray:
     """Alpha query expansion: q' = q + sum_{i <= k} max(<q, g_i>, 0)^alpha g_i, scaled to length 1.
 
-    g_1 .. g_k are the query's nearest gallery images, all vectors of length 1. With alpha = 0 all weigh as much as the
-    query: average query expansion. All-to-all a query's own row is not among them: it counts once, as the query.
+    g_1 .. g_k are the query's nearest gallery images, all vectors of length 1. With alpha = 0 all
+    weigh as much as the query: average query expansion. All-to-all a query's own row is not among
+    them: it counts once, as the query.
 
-    The source takes k = 50 and alpha = 3, for landmarks with many images each. The default here is k = 10, because
-    classes of metric learning are often smaller: neighbors beyond the class pull the query away from it.
+    The source takes k = 50 and alpha = 3, for landmarks with many images each. The default here is
+    k = 10, because classes of metric learning are often smaller: neighbors beyond the class pull
+    the query away from it.
 
     Args:
         queries: (N, d) embeddings.
@@ -126,11 +146,12 @@ def expand_queries(queries: Any, gallery: Any = None, *, k: int = 10, alpha: flo
         UserError: As `nearest_neighbors`.
 
     Example:
-        >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), k=1, alpha=0).round(3)
+        >>> expand_queries(np.array([[1.0, 0.0]]), np.array([[0.6, 0.8], [-1.0, 0.0]]), k=1,
+        ...     alpha=0).round(3)
         array([[0.894, 0.447]], dtype=float32)
 
-    Source: Radenovic, Tolias and Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation", TPAMI 2019, sec.
-    3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
+    Source: Radenovic, Tolias and Chum, "Fine-tuning CNN Image Retrieval with No Human Annotation",
+    TPAMI 2019, sec. 3.4; alpha = 0: Chum et al., "Total Recall", ICCV 2007.
     """
     k, alpha = integer("k", k, at_least=1), number("alpha", alpha, at_least=0)
     queries, gallery, own = _unit_sides(queries, gallery)
@@ -156,7 +177,8 @@ class Reciprocal:
     sums: np.ndarray
 
     def jaccard(self, image: int, others: np.ndarray, scratch: np.ndarray) -> np.ndarray:
-        """Jaccard distances of an image to others, 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij, V_gj).
+        """Jaccard distances of an image to others, 1 - sum_j min(V_ij, V_gj) / sum_j max(V_ij,
+        V_gj).
 
         Args:
             image: i.
@@ -169,7 +191,9 @@ class Reciprocal:
         mine, theirs = slice(*self.codes.indptr[image : image + 2]), self.codes[others]
         scratch[self.codes.indices[mine]] = self.codes.data[mine]
         # No row is empty: an image is its own neighbor.
-        least = np.add.reduceat(np.minimum(scratch[theirs.indices], theirs.data), theirs.indptr[:-1])
+        least = np.add.reduceat(
+            np.minimum(scratch[theirs.indices], theirs.data), theirs.indptr[:-1]
+        )
         scratch[self.codes.indices[mine]] = 0
         return 1 - least / (self.sums[image] + self.sums[others] - least)
 
@@ -182,7 +206,8 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
 
     1. R*(i) = R(i, k1), joined with R(j, k1 / 2) of each j in it that shares two thirds of it:
        |R(i, k1) and R(j, k1 / 2)| >= 2/3 |R(j, k1 / 2)|.
-    2. V_ij = exp(-d(i, j)) for j in R*(i), else 0, divided by their sum; d is the squared Euclidean distance.
+    2. V_ij = exp(-d(i, j)) for j in R*(i), else 0, divided by their sum; d is the squared Euclidean
+       distance.
     3. Each V_i becomes the mean of V_j over the first k2 of L_i (local query expansion).
 
     Args:
@@ -198,7 +223,9 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     parts = []
     for part in blocks(count, 2 * (k1 + 1) * (k1 // 2 + 1)):
         own = near[part]
-        overlap = own.multiply(own @ half.T).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
+        overlap = own.multiply(
+            own @ half.T
+        ).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
         joins = 3 * overlap.data >= 2 * sizes[overlap.col]
         places = (overlap.row[joins], overlap.col[joins])
         parts.append(own + sparse.csr_array((overlap.data[joins], places), shape=own.shape) @ half)
@@ -239,21 +266,25 @@ def k_reciprocal_neighbors(
     weight: float = 0.3,
     top: int = 200,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k nearest images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 of vectors of length 1.
+    """Return the k nearest images by d* = (1 - weight) d_J + weight d, where d = |q - g|^2 of
+    vectors of length 1.
 
-    d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum max(V_q, V_g). All-to-
-    all the images are those given, each once: the query is one of them, and its own row is left out of its answer.
-    With a gallery they are the queries and the gallery together, as in the authors' code: the other queries take part
-    in the lists of neighbors, though not in the answer.
+    d_J is the Jaccard distance of the vectors V that `encode` makes, 1 - sum min(V_q, V_g) / sum
+    max(V_q, V_g). All-to- all the images are those given, each once: the query is one of them, and
+    its own row is left out of its answer. With a gallery they are the queries and the gallery
+    together, as in the authors' code: the other queries take part in the lists of neighbors, though
+    not in the answer.
 
-    The authors published MATLAB code, and list a version in Python. This function differs from them in two places and
-    follows the paper there: both divide each row of d by its largest value, and both ask for more than two thirds
-    where eq. 5 has at least two thirds. The paper does not define k1 / 2 for odd k1. MATLAB's `round((k1 + 1) / 2)`
-    with the image itself rounds it down, as here; Python's `around(k1 / 2)` rounds up where k1 is 3, 7, 11, ...
+    The authors published MATLAB code, and list a version in Python. This function differs from them
+    in two places and follows the paper there: both divide each row of d by its largest value, and
+    both ask for more than two thirds where eq. 5 has at least two thirds. The paper does not define
+    k1 / 2 for odd k1. MATLAB's `round((k1 + 1) / 2)` with the image itself rounds it down, as here;
+    Python's `around(k1 / 2)` rounds up where k1 is 3, 7, 11, ...
 
-    What is exact: V is that of all images, and so is d* of each image that is re-ranked. Only the `top` nearest of each
-    query by d are; the rest stay behind them in the order of d. With `top` as large as the gallery it is the whole
-    re-ranking. Memory grows with n, not with n^2: n (k1 + top) for the lists and some 100 numbers an image for V.
+    What is exact: V is that of all images, and so is d* of each image that is re-ranked. Only the
+    `top` nearest of each query by d are; the rest stay behind them in the order of d. With `top` as
+    large as the gallery it is the whole re-ranking. Memory grows with n, not with n^2: n (k1 + top)
+    for the lists and some 100 numbers an image for V.
 
     Args:
         queries: (N, d) embeddings.
@@ -265,7 +296,8 @@ def k_reciprocal_neighbors(
         top: How many of each query's nearest images are re-ranked.
 
     Returns:
-        (N, k) int64 gallery rows and (N, k) float32 distances d*, infinite for those that were not re-ranked.
+        (N, k) int64 gallery rows and (N, k) float32 distances d*, infinite for those that were not
+        re-ranked.
 
     Raises:
         ValueError: A number is out of range.
@@ -276,10 +308,12 @@ def k_reciprocal_neighbors(
         >>> k_reciprocal_neighbors(points, k=1, k1=1, k2=1)[0].ravel().tolist()
         [1, 0, 3, 2]
 
-    Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal Encoding", CVPR 2017, eq. 1
-    and 3 to 12.
+    Source: Zhong, Zheng, Cao and Li, "Re-ranking Person Re-identification with k-reciprocal
+    Encoding", CVPR 2017, eq. 1 and 3 to 12.
     """
-    k1, k2, top = (integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top)))
+    k1, k2, top = (
+        integer(name, n, at_least=1) for name, n in (("k1", k1), ("k2", k2), ("top", top))
+    )
     weight = number("weight", weight, at_least=0, at_most=1)
     queries, gallery, own = _unit_sides(queries, gallery)
     images = np.concatenate([queries, gallery]) if own is None else gallery

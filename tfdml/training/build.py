@@ -1,4 +1,5 @@
-"""The objects that a run consists of, built and checked before anything is trained or written; its initial weights."""
+"""The objects that a run consists of, built and checked before anything is trained or written; its
+initial weights."""
 
 import contextlib
 import dataclasses
@@ -26,7 +27,15 @@ from tfdml.evaluation import evaluate_pairs
 from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
 from tfdml.layers import PrincipalComponents
-from tfdml.models import AttentionEnsemble, ByteTokenizer, Embedder, Head, MetricLearner, TextEmbedder, byte_encoder
+from tfdml.models import (
+    AttentionEnsemble,
+    ByteTokenizer,
+    Embedder,
+    Head,
+    MetricLearner,
+    TextEmbedder,
+    byte_encoder,
+)
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.objectives.terms import build_objectives, check_objectives
@@ -43,7 +52,13 @@ from tfdml.training.images import (
     relation_of,
 )
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.settings import MOST_CLASSES, PAIR_METRICS, DataSettings, Experiment, ModelSettings
+from tfdml.training.settings import (
+    MOST_CLASSES,
+    PAIR_METRICS,
+    DataSettings,
+    Experiment,
+    ModelSettings,
+)
 
 #: Images per batch wherever images are embedded and not trained on.
 EVALUATION_BATCH = 100
@@ -57,20 +72,29 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         objectives: The terms.
 
     Raises:
-        UserError: A term needs pairs of images of one class, or of two, and no batch would hold one.
+        UserError: A term needs pairs of images of one class, or of two, and no batch would hold
+            one.
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
     classes, images = settings.classes_per_batch or MOST_CLASSES, settings.images_per_class
     if settings.sampling_call().name in ("class_balanced", "hierarchical", "neighbors"):
-        flags = {"positive": ("images_per_class", images), "negative": ("classes_per_batch", classes)}
+        flags = {
+            "positive": ("images_per_class", images),
+            "negative": ("classes_per_batch", classes),
+        }
     else:
         flags = dict.fromkeys(("positive", "negative"), ("batch_size", settings.batch_size))
     for pair, name in needed.items():
         if flags[pair][1] == 1:
-            raise UserError(f"--{flags[pair][0]}=1: {name} learns from {pair} pairs, and no batch would hold one")
+            raise UserError(
+                f"--{flags[pair][0]}=1: {name} learns from {pair} pairs, and no batch would hold "
+                "one"
+            )
 
 
-def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension: int = 0) -> Embedder:
+def make_embedder(
+    settings: ModelSettings, view: EvaluationTransform, dimension: int = 0
+) -> Embedder:
     """Return the embedder, its backbone with its weights.
 
     Args:
@@ -79,22 +103,31 @@ def make_embedder(settings: ModelSettings, view: EvaluationTransform, dimension:
         dimension: D, the size of stored features, for a head of its own; 0 for images.
 
     Raises:
-        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or the head cannot be.
+        UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or
+            the head cannot be.
     """
     head = settings.head_call()
     with user_errors(ValueError, f"--head={settings.head}: {REASON}"):
         arguments: dict[str, Any] = {"dropout": settings.dropout, **projection(settings)}
-        PrincipalComponents(1, True, **whitening(settings))  # refuses options before the images are read
+        PrincipalComponents(
+            1, True, **whitening(settings)
+        )  # refuses options before the images are read
         if dimension and head.name == "ensemble":
-            raise UserError(f"--head={settings.head} has heads on a backbone, and --features have none")
+            raise UserError(
+                f"--head={settings.head} has heads on a backbone, and --features have none"
+            )
         if dimension:
             return Head(dimension, **arguments)
     call = settings.backbone_call()
     backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
     make: Callable[..., Embedder] = Embedder
     if head.name == "ensemble":
-        make = functools.partial(AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"])
-    with user_errors(ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"):
+        make = functools.partial(
+            AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"]
+        )
+    with user_errors(
+        ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"
+    ):
         arguments |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
         return make(backbone, **dataclasses.asdict(view), **arguments)
 
@@ -124,7 +157,9 @@ def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageD
             preset = call.name.removeprefix(PREFIX)
             encoder, tokenizer = backbones.load_text_preset(preset, call.arguments["length"])
             options["pad_id"] = getattr(tokenizer.preprocessor.tokenizer, "pad_token_id", 0)
-            embedder = TextEmbedder(encoder, tokenizer, truncate=call.arguments["truncate"], **options)
+            embedder = TextEmbedder(
+                encoder, tokenizer, truncate=call.arguments["truncate"], **options
+            )
     if call.arguments["rate"] == 0:
         embedder.freeze_backbone()
     return embedder
@@ -136,7 +171,10 @@ def projection(settings: ModelSettings) -> dict[str, Any]:
     if head.name != "mlp":
         return {"embedding_dim": dim, "projection_bias": head.arguments.get("bias", True)}
     hidden, size = head.arguments["hidden"], integer("embedding_dim", dim, at_least=1)
-    layers = [keras.layers.Dense(integer("hidden", hidden, at_least=1), activation="relu"), keras.layers.Dense(size)]
+    layers = [
+        keras.layers.Dense(integer("hidden", hidden, at_least=1), activation="relu"),
+        keras.layers.Dense(size),
+    ]
     return {"head": keras.Sequential(layers, name="projection")}
 
 
@@ -160,15 +198,22 @@ def make_learner(
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
-        train: The training images, for a head on stored features, and for their pairs, label sets or levels.
+        train: The training images, for a head on stored features, and for their pairs, label sets
+            or levels.
 
     Raises:
         UserError: It cannot be built, or does not fit the memory.
     """
     keras.utils.set_random_seed(experiment.seed)
     keras.config.set_dtype_policy(experiment.mixed_precision)
-    too_large = "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller --backbone"
-    with user_errors((tf.errors.ResourceExhaustedError, MemoryError), too_large), contextlib.ExitStack() as stack:
+    too_large = (
+        "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller "
+        "--backbone"
+    )
+    with (
+        user_errors((tf.errors.ResourceExhaustedError, MemoryError), too_large),
+        contextlib.ExitStack() as stack,
+    ):
         stack.callback(keras.config.set_dtype_policy, "float32")
         stored = train.images.pixels().shape[1] if experiment.features and train is not None else 0
         embedder = make_embedder(experiment, view, stored)
@@ -200,7 +245,10 @@ def _with_objectives(
 ) -> MetricLearner:
     towers: Any = embedder
     if experiment.text_backbone and train is not None:
-        towers = {"image": embedder, "text": make_text_embedder(experiment, embedder.embedding_dim, train)}
+        towers = {
+            "image": embedder,
+            "text": make_text_embedder(experiment, embedder.embedding_dim, train),
+        }
         # The numbers of the texts stand for their ids.
         numbers = train.text_numbers[:, None]
         train = train.with_tokens(lambda texts: numbers)
@@ -218,7 +266,8 @@ def _with_objectives(
 
 
 def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
-    """Compute every objective once, of random representations: what does not fit is found before a run begins."""
+    """Compute every objective once, of random representations: what does not fit is found before a
+    run begins."""
     shapes = learner.representation_shapes(learner.view_shape)
     generator = np.random.default_rng(0)
     representations = {
@@ -229,7 +278,9 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     with keras.StatelessScope():
         for objective in learner.objectives:
             representations.update(objective.represent(representations, training=True))
-            representations.update(objective.represent_labeled(representations, labels, training=True))
+            representations.update(
+                objective.represent_labeled(representations, labels, training=True)
+            )
             objective.term(representations, labels)
 
 
@@ -269,7 +320,9 @@ class Components:
     cache: CachePlan
 
 
-def build_components(experiment: Experiment, processes: workers.Processes | None = None) -> Components:
+def build_components(
+    experiment: Experiment, processes: workers.Processes | None = None
+) -> Components:
     """Build and check the objects of a run; writes nothing.
 
     Args:
@@ -280,8 +333,10 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
         UserError: The run could not be trained or measured.
 
     Example:
-        >>> images = {"dataset_options": "images_per_class=5, size=32", "image_size": 28, "resize": 32}
-        >>> experiment = Experiment(run_dir="unused", backbone="conv4(width=4)", batch_norm="train", **images)
+        >>> images = {"dataset_options": "images_per_class=5, size=32", "image_size": 28,
+        ...     "resize": 32}
+        >>> experiment = Experiment(run_dir="unused", backbone="conv4(width=4)", batch_norm="train",
+        ...     **images)
         >>> build_components(experiment).sampler.batch_size
         100
     """
@@ -290,14 +345,28 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     backbones.check(call.name, experiment.weights, **call.arguments)
     check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
-    strategy = workers.make_strategy(experiment.logical_devices, processes, experiment.shard_classes)
+    strategy = workers.make_strategy(
+        experiment.logical_devices, processes, experiment.shard_classes
+    )
 
     splits = load_splits(experiment, experiment.seed)
-    if experiment.selection == "validation" and splits.validation is not None and splits.validation.num_classes < 2:
-        raise UserError("--selection=validation: one held-out class selects nothing; raise --holdout_classes")
+    if (
+        experiment.selection == "validation"
+        and splits.validation is not None
+        and splits.validation.num_classes < 2
+    ):
+        raise UserError(
+            "--selection=validation: one held-out class selects nothing; raise --holdout_classes"
+        )
     metric, selected_on = experiment.selection_metric, getattr(splits, experiment.selection, None)
-    if selected_on is not None and "/" not in metric and not splits.searched_by_images(experiment.selection):
-        raise UserError(f"--selection_metric={metric}: no two images are of one class; take text_to_image/map")
+    if (
+        selected_on is not None
+        and "/" not in metric
+        and not splits.searched_by_images(experiment.selection)
+    ):
+        raise UserError(
+            f"--selection_metric={metric}: no two images are of one class; take text_to_image/map"
+        )
     check_measurable(splits, experiment.recall_ks())
     if metric in PAIR_METRICS and selected_on is not None:
         pairs = selected_on.pairs
@@ -308,21 +377,42 @@ def build_components(experiment: Experiment, processes: workers.Processes | None
     steps = experiment.epochs * steps_per_epoch
 
     with strategy.scope():
-        learner = make_learner(experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train)
+        learner = make_learner(
+            experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train
+        )
     if learner.towers:
-        tokenize: Any = getattr(learner.towers["text"], "tokenize", np.asarray)  # stored vectors are there already
+        tokenize: Any = getattr(
+            learner.towers["text"], "tokenize", np.asarray
+        )  # stored vectors are there already
         with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
-            views = {name: dataclasses.replace(of, texts=tokenize(of.texts)) for name, of in splits.views.items()}
-            splits = dataclasses.replace(splits, train=splits.train.with_tokens(tokenize), views=views)
+            views = {
+                name: dataclasses.replace(of, texts=tokenize(of.texts))
+                for name, of in splits.views.items()
+            }
+            splits = dataclasses.replace(
+                splits, train=splits.train.with_tokens(tokenize), views=views
+            )
     check_pairs(experiment, learner.objectives)
     for term in learner.objectives:
         if 0 < steps <= (start := getattr(term, "start", 0)):
-            raise UserError(f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}")
+            raise UserError(
+                f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}"
+            )
     if experiment.moment_embedder and not has_orders(learner):
         raise UserError("--moment_embedder needs one horde(...) in --objectives")
     cache = plan_cache(experiment, splits, train_view, steps * sampler.batch_size)
     run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
-    return Components(*run, strategy, splits, sampler, steps_per_epoch, train_view, evaluation_view, learner, cache)
+    return Components(
+        *run,
+        strategy,
+        splits,
+        sampler,
+        steps_per_epoch,
+        train_view,
+        evaluation_view,
+        learner,
+        cache,
+    )
 
 
 # Images that show how pooled features vary.
@@ -330,28 +420,37 @@ _MOST_WHITENED = 4096
 
 
 def start_from(path: str, learner: MetricLearner) -> None:
-    """Take over weights: the backbone's, and those of the projection and of each objective that are alike.
+    """Take over weights: the backbone's, and those of the projection and of each objective that are
+    alike.
 
-    A part is taken over if it has as many weights of the same shapes; an objective, if it has the same name, too. What
-    an optimizer has gathered is left behind.
+    A part is taken over if it has as many weights of the same shapes; an objective, if it has the
+    same name, too. What an optimizer has gathered is left behind.
 
     Args:
-        path: A run folder, whose newest checkpoint is taken, else its embedder; a checkpoint; or a .keras file.
+        path: A run folder, whose newest checkpoint is taken, else its embedder; a checkpoint; or a
+            .keras file.
         learner: A built learner.
 
     Raises:
-        UserError: The file is none of those, holds weights that are not finite, or has another backbone.
+        UserError: The file is none of those, holds weights that are not finite, or has another
+            backbone.
 
     Example:
         >>> start_from("runs/cars_jrd", learner)
     """
     source, found = _read(Path(local_copy(path)).expanduser())
     if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
-        raise UserError(f"--start_from={source} holds weights that are not finite: its run had diverged")
+        raise UserError(
+            f"--start_from={source} holds weights that are not finite: its run had diverged"
+        )
     parts = checkpoints.parts(learner)
-    alike = [part for part, weights in parts.items() if _shapes(weights) == _shapes(found.get(part, []))]
+    alike = [
+        part for part, weights in parts.items() if _shapes(weights) == _shapes(found.get(part, []))
+    ]
     if "backbone" not in alike:
-        raise UserError(f"--start_from={source} has another backbone than this run: use the same --backbone")
+        raise UserError(
+            f"--start_from={source} has another backbone than this run: use the same --backbone"
+        )
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
             workers.assign_here(weight, array)
@@ -393,12 +492,19 @@ def _arrays_of(path: Path) -> dict[str, Sequence[np.ndarray]]:
         arrays, _ = checkpoints.read(path)
         for name in sorted(arrays):
             parts.setdefault(name.rpartition("/")[0], []).append(arrays[name])
-        return {part: weights for part, weights in parts.items() if part not in checkpoints.NOT_WEIGHTS}
+        return {
+            part: weights for part, weights in parts.items() if part not in checkpoints.NOT_WEIGHTS
+        }
     embedder = load_embedder(path)
     if not isinstance(embedder, Embedder):
-        raise UserError(f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras")
+        raise UserError(
+            f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras"
+        )
     parts = checkpoints.embedder_parts(embedder)
-    return {part: [ops.convert_to_numpy(weight) for weight in weights] for part, weights in parts.items()}
+    return {
+        part: [ops.convert_to_numpy(weight) for weight in weights]
+        for part, weights in parts.items()
+    }
 
 
 def calibrate(
@@ -408,14 +514,16 @@ def calibrate(
     processes: workers.Processes,
     whiten: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start the projection of a whitened head, then calibrate the objectives, by a pass over training images each.
+    """Start the projection of a whitened head, then calibrate the objectives, by a pass over
+    training images each.
 
     Args:
         learner: A built learner, untrained.
         train: The training images, with class ids 0 .. C - 1.
         transform: The view in which they are measured.
         processes: Who trains: the chief measures for all.
-        whiten: Options of `Embedder.whiten`, of at most 4,096 images; None for a projection as it is.
+        whiten: Options of `Embedder.whiten`, of at most 4,096 images; None for a projection as it
+            is.
 
     Raises:
         UserError: The projection cannot be whitened.
@@ -439,12 +547,20 @@ def calibrate(
     checkpoints.share_weights(processes, learner)
 
 
-def _whiten(embedder: Embedder, train: ImageDataset, view: EvaluationTransform, options: Mapping[str, Any]) -> None:
+def _whiten(
+    embedder: Embedder, train: ImageDataset, view: EvaluationTransform, options: Mapping[str, Any]
+) -> None:
     rows = np.unique(np.linspace(0, len(train) - 1, min(len(train), _MOST_WHITENED)).astype(int))
     batches = evaluation_batches(train.take(rows), view, EVALUATION_BATCH)
-    pooled, dim = represent_batches(embedder, ["pooled"], batches)[0]["pooled"], embedder.embedding_dim
+    pooled, dim = (
+        represent_batches(embedder, ["pooled"], batches)[0]["pooled"],
+        embedder.embedding_dim,
+    )
     if dim >= len(pooled) or dim > pooled.shape[1]:
-        text = "--head=whitened: %d pooled features of %d images are too few for %d dimensions: it starts at random"
+        text = (
+            "--head=whitened: %d pooled features of %d images are too few for %d dimensions: it "
+            "starts at random"
+        )
         logging.warning(text, pooled.shape[1], len(pooled), dim)
         return
     with user_errors(ValueError, f"--head=whitened: {REASON}"):

@@ -1,7 +1,8 @@
-"""What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and signals to it.
+"""What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and
+signals to it.
 
-A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a checkpoint; a second
-one ends it at once.
+A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a
+checkpoint; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from tfdml.training.watching import Watcher
 from tfdml.training.workers import Processes
 
 # Windows has no SIGHUP.
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -58,15 +61,17 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.number
 
     def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name}" + (f": {self.left}" if self.left else "")
+        return f"stopped by {signal.Signals(self.number).name}" + (
+            f": {self.left}" if self.left else ""
+        )
 
 
 class Interruption:
     """Turns the first signal into `Interrupted`, and lets the second end the process at once.
 
-    `Interrupted` is raised where the signal finds the program, and within `deferred()` at the next `check()`. Signals
-    that the process ignores (under nohup, say) stay ignored. Outside the main thread, where Python allows no handlers,
-    nothing is handled.
+    `Interrupted` is raised where the signal finds the program, and within `deferred()` at the next
+    `check()`. Signals that the process ignores (under nohup, say) stay ignored. Outside the main
+    thread, where Python allows no handlers, nothing is handled.
 
     Example:
         >>> with Interruption() as interruption, interruption.deferred():
@@ -97,13 +102,16 @@ class Interruption:
             raise Interrupted(self.received)
 
     def agree(self, processes: Processes) -> None:
-        """Take a signal that any of the processes has received as received here; each has to call this.
+        """Take a signal that any of the processes has received as received here; each has to call
+        this.
 
         Args:
             processes: Who trains.
         """
         if not processes.alone:
-            self.received = int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
+            self.received = (
+                int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
+            )
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -131,15 +139,19 @@ _COLLAPSED = 1e-3
 
 
 class TrainingMonitor(keras.callbacks.Callback):
-    """Evaluates, writes metrics.jsonl and TensorBoard, keeps the selected embedder, and checkpoints.
+    """Evaluates, writes metrics.jsonl and TensorBoard, keeps the selected embedder, and
+    checkpoints.
 
-    One callback rather than several, because the order matters: a checkpoint holds the records of its epoch, so that a
-    resumed run writes the same history as an uninterrupted one; the embedder that it selects is there before it.
+    One callback rather than several, because the order matters: a checkpoint holds the records of
+    its epoch, so that a resumed run writes the same history as an uninterrupted one; the embedder
+    that it selects is there before it.
 
     Args:
-        parts: The objects of the run. Its chief alone writes, and a signal to one process is one to all.
+        parts: The objects of the run. Its chief alone writes, and a signal to one process is one to
+            all.
         evaluator: Measures the embedder before training and after epochs.
-        interruption: Asked after each execution whether the run is to stop; within `fit` it should be deferred.
+        interruption: Asked after each execution whether the run is to stop; within `fit` it should
+            be deferred.
         saved: Called after every checkpoint, in each process.
     """
 
@@ -153,14 +165,20 @@ class TrainingMonitor(keras.callbacks.Callback):
         super().__init__()
         self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
         self.steps_per_execution = parts.learner.steps_per_execution
-        self._parts, self._evaluator, self._interruption, self._saved = parts, evaluator, interruption, saved
+        self._parts, self._evaluator, self._interruption, self._saved = (
+            parts,
+            evaluator,
+            interruption,
+            saved,
+        )
         self._processes, self._experiment = parts.processes, parts.experiment
         self.watcher = Watcher(parts)
         self.records: list[dict[str, Any]] = []
         self.step = 0
         #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
         self.neighbors: list[list[int]] | None = None
-        #: The embedder's weights in the selected epoch, where that may be an earlier one than the last.
+        #: The embedder's weights in the selected epoch, where that may be an earlier one than the
+        #: last.
         self.selected: Sequence[np.ndarray] = ()
         self._metric_state: list[Any] | None = None
         self._writer: Any = None
@@ -179,14 +197,17 @@ class TrainingMonitor(keras.callbacks.Callback):
             self.watcher.resume(self.step)
         if self.step % self.steps_per_epoch:
             # fit() resets metrics at the start of an epoch; in the middle of one they must go on.
-            self._metric_state = [keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables]
+            self._metric_state = [
+                keras.ops.convert_to_numpy(v) for v in self.model.metrics_variables
+            ]
 
     def state(self) -> checkpoints.TrainingState:
         """Return what a run that continues from here needs besides the model."""
         return checkpoints.TrainingState(self.step, self.records, self.neighbors, self.selected)
 
     def close_epoch(self, within: bool = False) -> None:
-        """Measure and record an epoch whose last step was made before the run was stopped, if there is one.
+        """Measure and record an epoch whose last step was made before the run was stopped, if there
+        is one.
 
         Args:
             within: Also one within which the run was stopped.
@@ -202,7 +223,8 @@ class TrainingMonitor(keras.callbacks.Callback):
     # Keras's hooks
 
     def on_train_begin(self, logs=None):
-        """Open TensorBoard's file; before the first step, measure and record the untrained embedder."""
+        """Open TensorBoard's file; before the first step, measure and record the untrained
+        embedder."""
         if self._processes.is_chief:
             self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
@@ -215,7 +237,9 @@ class TrainingMonitor(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         """Start the clock."""
         if self._metric_state is not None:
-            for variable, value in zip(self.model.metrics_variables, self._metric_state, strict=True):
+            for variable, value in zip(
+                self.model.metrics_variables, self._metric_state, strict=True
+            ):
                 variable.assign(value)
             self._metric_state = None
         self._epoch_started = time.perf_counter()
@@ -224,11 +248,14 @@ class TrainingMonitor(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
         if self._processes.is_chief and self.watcher.is_due(self.step):
-            _ = self.model  # on JAX variables are with the learner only once a callback has asked for it
+            _ = (
+                self.model
+            )  # on JAX variables are with the learner only once a callback has asked for it
             self.watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
-        """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the run is to stop."""
+        """Count the steps; stop a run that has diverged; checkpoint when it is time, or when the
+        run is to stop."""
         before = self.step
         self.step += self.steps_per_execution
         self._steps_here += self.steps_per_execution
@@ -246,21 +273,30 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._show_progress(float((logs or {})["loss"]))
 
     def on_epoch_end(self, epoch, logs=None):
-        """Evaluate, record, keep the embedder if it is selected, checkpoint; the callbacks after this one log all."""
+        """Evaluate, record, keep the embedder if it is selected, checkpoint; the callbacks after
+        this one log all."""
         shared = {} if logs is None else logs
         logs = {key: float(value) for key, value in shared.items()}
         now = time.perf_counter()
         pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
         if pairs and logs["d_neg"] < _COLLAPSED:
             raise UserError(
-                f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} apart on average; "
+                f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} "
+                "apart on average; "
                 f"lower the learning rate or change --objectives{self._how_to_start_again()}"
             )
-        record = {"epoch": epoch + 1, "step": self.step, "seconds": now - self._epoch_started, "train": logs}
+        record = {
+            "epoch": epoch + 1,
+            "step": self.step,
+            "seconds": now - self._epoch_started,
+            "train": logs,
+        }
         if self._steps_timed:
             images = self._steps_timed * self._parts.sampler.batch_size
             record["images_per_second"] = images / (now - self._compiled)
-        record["learning_rate"] = float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        record["learning_rate"] = float(
+            keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)
+        )
         self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
         with averaged(self.model):
             record.update(self._evaluator.each_epoch(self.model, epoch + 1))
@@ -293,7 +329,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         """
         if part := checkpoints.first_not_finite(self.model):
             raise self._diverged(f"the {part}'s weights are not finite")
-        checkpoints.save(self.folder.checkpoints, self.model, self.state(), write=self._processes.is_chief)
+        checkpoints.save(
+            self.folder.checkpoints, self.model, self.state(), write=self._processes.is_chief
+        )
         self._saved()
 
     def _show_progress(self, loss: float) -> None:
@@ -301,10 +339,20 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._next_line = now + _NEXT_LINE
         epochs, seconds = self._experiment.epochs, (now - self._compiled) / self._steps_timed
         epoch, steps = -(-self.step // self.steps_per_epoch), epochs * self.steps_per_epoch
-        left = seconds * (steps - self.step) + (epochs - epoch + 1) * sum(self._closings) / max(len(self._closings), 1)
+        left = seconds * (steps - self.step) + (epochs - epoch + 1) * sum(self._closings) / max(
+            len(self._closings), 1
+        )
         logging.info(
             "step %d of %d, epoch %d of %d: loss %.4g, %.3g s a step, about %s left",
-            *(self.step, steps, epoch, epochs, loss, seconds, datetime.timedelta(seconds=round(left))),
+            *(
+                self.step,
+                steps,
+                epoch,
+                epochs,
+                loss,
+                seconds,
+                datetime.timedelta(seconds=round(left)),
+            ),
         )
 
     def _keep_embedder(self) -> None:
@@ -342,10 +390,14 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def _diverged(self, what: str) -> UserError:
         return UserError(
-            f"the run diverged at step {self.step}: {what}; lower the learning rate or add --clip_norm"
+            f"the run diverged at step {self.step}: {what}; lower the learning rate or add "
+            "--clip_norm"
             f"{self._how_to_start_again()}"
         )
 
     def _how_to_start_again(self) -> str:
         last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
-        return "".join(f", in a new run from its last weights: --start_from={path} --run_dir=NEW" for path in last)
+        return "".join(
+            f", in a new run from its last weights: --start_from={path} --run_dir=NEW"
+            for path in last
+        )

@@ -1,4 +1,5 @@
-"""The folder that a run leaves behind, and its checkpoints, which survive a kill at any moment: one file each."""
+"""The folder that a run leaves behind, and its checkpoints, which survive a kill at any moment: one
+file each."""
 
 import contextlib
 import dataclasses
@@ -21,7 +22,16 @@ from keras import ops
 
 from tfdml.errors import REASON, UserError, differences, short_message, user_errors
 from tfdml.evaluation.intervals import QUERIES_FILE as QUERIES
-from tfdml.io.files import PARTIAL_PREFIX, atomic_write, is_debris, locked, read_json, require_local, sweep, write_json
+from tfdml.io.files import (
+    PARTIAL_PREFIX,
+    atomic_write,
+    is_debris,
+    locked,
+    read_json,
+    require_local,
+    sweep,
+    write_json,
+)
 from tfdml.models import Embedder, MetricLearner
 from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
@@ -43,8 +53,10 @@ class TrainingState:
     Args:
         step: How many steps have been trained.
         records: One mapping per epoch that has been closed, that before training included.
-        neighbors: The classes that the embedder confused at the last search for them, if there was one.
-        selected: The weights of the embedder in the epoch that is the best so far; none for the last epoch's.
+        neighbors: The classes that the embedder confused at the last search for them, if there was
+            one.
+        selected: The weights of the embedder in the epoch that is the best so far; none for the
+            last epoch's.
     """
 
     step: int
@@ -54,13 +66,17 @@ class TrainingState:
 
 
 def parts(learner: MetricLearner) -> dict[str, list]:
-    """Return the weights of a learner by part: `backbone`, `projection`, each objective by its name.
+    """Return the weights of a learner by part: `backbone`, `projection`, each objective by its
+    name.
 
     Those of a second embedder are `text backbone` and `text projection`.
 
-    Within a part, weights are in the order in which they were made, which the part's settings alone decide.
+    Within a part, weights are in the order in which they were made, which the part's settings alone
+    decide.
     """
-    objectives = {f"objective {objective.name}": list(objective.weights) for objective in learner.objectives}
+    objectives = {
+        f"objective {objective.name}": list(objective.weights) for objective in learner.objectives
+    }
     return learner.named_by_view(lambda _, tower: embedder_parts(tower)) | objectives
 
 
@@ -68,11 +84,15 @@ def embedder_parts(embedder: Embedder) -> dict[str, list]:
     """Return the weights of the `backbone`, and as `projection` all others of the embedder."""
     backbone = list(embedder.backbone.weights)
     own = {id(weight) for weight in backbone}
-    return {"backbone": backbone, "projection": [weight for weight in embedder.weights if id(weight) not in own]}
+    return {
+        "backbone": backbone,
+        "projection": [weight for weight in embedder.weights if id(weight) not in own],
+    }
 
 
 def first_not_finite(learner: MetricLearner) -> str | None:
-    """Return the part of a learner whose weights have become NaN or infinite; None if all are finite."""
+    """Return the part of a learner whose weights have become NaN or infinite; None if all are
+    finite."""
     for part, weights in parts(learner).items():
         if not all(np.isfinite(_view(weight)).all() for weight in weights):
             return part
@@ -80,15 +100,25 @@ def first_not_finite(learner: MetricLearner) -> str | None:
 
 
 def variables(learner: MetricLearner) -> dict[str, Any]:
-    """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the optimizer's slots."""
-    groups = parts(learner) | {_METRICS: learner.metrics_variables, _OPTIMIZER: learner.optimizer.variables}
+    """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the
+    optimizer's slots."""
+    groups = parts(learner) | {
+        _METRICS: learner.metrics_variables,
+        _OPTIMIZER: learner.optimizer.variables,
+    }
     grouped = {id(variable) for members in groups.values() for variable in members}
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
     # By position: paths hold counters that depend on what the process built before.
-    return {f"{group}/{i:05d}": variable for group, members in groups.items() for i, variable in enumerate(members)}
+    return {
+        f"{group}/{i:05d}": variable
+        for group, members in groups.items()
+        for i, variable in enumerate(members)
+    }
 
 
-def save(folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2, write: bool = True) -> Path:
+def save(
+    folder: Path, learner: MetricLearner, state: TrainingState, keep: int = 2, write: bool = True
+) -> Path:
     """Write `folder/step-<step>.npz` and remove all but the newest `keep`.
 
     Several processes all have to call this, as metrics are added up over them where they are read.
@@ -127,7 +157,8 @@ def _write_array(file: zipfile.ZipFile, name: str, array: np.ndarray) -> None:
 
 
 def _in_place(variable: Any) -> bool:
-    """Whether a variable is read and changed where it is: proxies of a million classes are not in memory twice."""
+    """Whether a variable is read and changed where it is: proxies of a million classes are not in
+    memory twice."""
     value = variable.value
     return isinstance(value, tf.Variable) and not isinstance(value, tf.distribute.DistributedValues)
 
@@ -177,7 +208,9 @@ def save_model(path: Path, model: keras.Model) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    return sorted((path for path in folder.glob("step-*.npz") if path.stem[5:].isdecimal()), key=step_of)
+    return sorted(
+        (path for path in folder.glob("step-*.npz") if path.stem[5:].isdecimal()), key=step_of
+    )
 
 
 def step_of(path: Path) -> int:
@@ -185,7 +218,9 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def read(path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array) -> tuple[dict[str, Any], TrainingState]:
+def read(
+    path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array
+) -> tuple[dict[str, Any], TrainingState]:
     """Return the arrays and the state of a checkpoint.
 
     Args:
@@ -197,10 +232,15 @@ def read(path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array) 
     """
     try:
         with np.load(path) as file:
-            state, names = _state_of(file), (name for name in file.files if not name.startswith(_NOT_CHANGED))
+            state, names = (
+                _state_of(file),
+                (name for name in file.files if not name.startswith(_NOT_CHANGED)),
+            )
             arrays = {name: of(file.zip.open(f"{name}.npy")) for name in names}
     except Exception as error:  # damaged bytes raise a dozen types
-        raise ValueError(f"{path.name} is damaged ({short_message(error, 'first', named=True)})") from error
+        raise ValueError(
+            f"{path.name} is damaged ({short_message(error, 'first', named=True)})"
+        ) from error
     return arrays, state
 
 
@@ -209,8 +249,11 @@ def _state_of(file: Any) -> TrainingState:
     return TrainingState(**json.loads(file[_STATE].tobytes()), selected=selected)
 
 
-def restore_latest(folder: Path, learner: MetricLearner, processes: Processes | None = None) -> TrainingState | None:
-    """Load the newest checkpoint that can be used into the learner and its optimizer; None if there is none.
+def restore_latest(
+    folder: Path, learner: MetricLearner, processes: Processes | None = None
+) -> TrainingState | None:
+    """Load the newest checkpoint that can be used into the learner and its optimizer; None if there
+    is none.
 
     Args:
         folder: The checkpoint folder, that of the chief.
@@ -244,7 +287,9 @@ def _newest(folder: Path, learner: MetricLearner) -> str:
             continue
         return str(path)
     if reasons:
-        raise UserError(f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete it to train again")
+        raise UserError(
+            f"no checkpoint in {folder} can be used: {'; '.join(reasons)}; delete it to train again"
+        )
     return ""
 
 
@@ -260,7 +305,9 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
 
     def pack() -> bytes:
         packed = io.BytesIO()
-        arrays = {f"{i:05d}": np.asarray(ops.convert_to_numpy(weight)) for i, weight in enumerate(weights)}
+        arrays = {
+            f"{i:05d}": np.asarray(ops.convert_to_numpy(weight)) for i, weight in enumerate(weights)
+        }
         np.savez(packed, **arrays)  # type: ignore[arg-type]
         return packed.getvalue()
 
@@ -277,7 +324,8 @@ def _check_fits(path: Path, shapes: dict[str, tuple], learner: MetricLearner) ->
         raise ValueError(f"{path.name} belongs to another model: {changed[:_LONGEST]}")
 
 
-# Of a resumed run: where the folder lies, and where the images, which are compared by their checksums.
+# Of a resumed run: where the folder lies, and where the images, which are compared by their
+# checksums.
 MAY_DIFFER = ("run_dir", "data_dir", "features")
 # What changes nothing of the training.
 _WATCHING = ("watch_every", "log_to")
@@ -325,7 +373,8 @@ class RunFolder:
     # What is there
 
     def is_untouched(self) -> bool:
-        """Whether the folder is there and no run has begun in it, but for one that was killed before its first file."""
+        """Whether the folder is there and no run has begun in it, but for one that was killed
+        before its first file."""
         return self.path.is_dir() and all(is_debris(entry.name) for entry in self.path.iterdir())
 
     def how_far(self) -> str:
@@ -343,17 +392,25 @@ class RunFolder:
             UserError: This is not the folder of a run, or its flags are damaged.
         """
         if self.is_untouched():
-            raise UserError(f"--run_dir={self.path}: the run was stopped before it began; leave out --resume")
+            raise UserError(
+                f"--run_dir={self.path}: the run was stopped before it began; leave out --resume"
+            )
         with (
-            user_errors(UnicodeDecodeError, f"{self.flags} is damaged: it is no text; start the run again elsewhere"),
-            user_errors(OSError, f"--run_dir={self.path} holds no run to resume: there is no {self.flags}"),
+            user_errors(
+                UnicodeDecodeError,
+                f"{self.flags} is damaged: it is no text; start the run again elsewhere",
+            ),
+            user_errors(
+                OSError, f"--run_dir={self.path} holds no run to resume: there is no {self.flags}"
+            ),
         ):
             text = self.flags.read_text(encoding="utf-8")
         with user_errors(UserError, f"{self.flags}: {REASON}"):
             return Experiment.from_flags(text, run_dir=str(self.path))
 
     def final_settings(self) -> dict[str, Any]:
-        """Return the settings of the final model of this run, but for its folder: see `DataSettings.final_of`.
+        """Return the settings of the final model of this run, but for its folder: see
+        `DataSettings.final_of`.
 
         Raises:
             UserError: The run has not ended, or is of several seeds or folds.
@@ -362,19 +419,40 @@ class RunFolder:
         if result is None:
             raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
         if "epoch" not in result:
-            raise UserError(f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0")
+            raise UserError(
+                f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0"
+            )
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
-        own = {"epochs": result["epoch"], "steps_per_epoch": steps, "selection": "last", "final_of": str(self.path)}
+        own = {
+            "epochs": result["epoch"],
+            "steps_per_epoch": steps,
+            "selection": "last",
+            "final_of": str(self.path),
+        }
         off = {"holdout_classes": 0.0, "holdout_sampling": "random", "min_steps": 0}
-        return {**dataclasses.asdict(self.load_experiment()), **off, **own, "report": False, "moment_embedder": False}
+        return {
+            **dataclasses.asdict(self.load_experiment()),
+            **off,
+            **own,
+            "report": False,
+            "moment_embedder": False,
+        }
 
     def check_same(self, asked: Experiment) -> None:
-        """Raise a `UserError` where the run that is here was started with other settings than `asked`."""
+        """Raise a `UserError` where the run that is here was started with other settings than
+        `asked`."""
         for name, old, new in self.load_experiment().differences_to(asked):
             if name not in (*MAY_DIFFER, *_WATCHING):
-                end = "; to end it early, add --finish" if name in ("epochs", "steps_per_epoch") else ""
-                raise UserError(f"--resume: the run was started with --{name}={old}, not {new}; leave it out{end}")
+                end = (
+                    "; to end it early, add --finish"
+                    if name in ("epochs", "steps_per_epoch")
+                    else ""
+                )
+                raise UserError(
+                    f"--resume: the run was started with --{name}={old}, not {new}; leave it "
+                    f"out{end}"
+                )
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""
@@ -387,10 +465,15 @@ class RunFolder:
 
     def check_new(self) -> None:
         """Raise a `UserError` if a run could lose something by being written here."""
-        with user_errors((OSError, UnicodeEncodeError), f"--run_dir={str(self.path)[:100]!r} cannot be used: {REASON}"):
+        with user_errors(
+            (OSError, UnicodeEncodeError),
+            f"--run_dir={str(self.path)[:100]!r} cannot be used: {REASON}",
+        ):
             taken = self.path.exists() and not self.is_untouched()
         if taken:
-            raise UserError(f"--run_dir={self.path} exists already: continue it with --resume, or name another")
+            raise UserError(
+                f"--run_dir={self.path} exists already: continue it with --resume, or name another"
+            )
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -423,9 +506,11 @@ class RunFolder:
             yield
 
     def describe(self, data: dict[str, Any], devices: list[str]) -> None:
-        """Write what the run's data and environment are; for a run that is continued, see that the data is the same.
+        """Write what the run's data and environment are; for a run that is continued, see that the
+        data is the same.
 
-        Where cores, devices or arithmetic are others than at the start, a line is printed that the bits will be, too.
+        Where cores, devices or arithmetic are others than at the start, a line is printed that the
+        bits will be, too.
 
         Args:
             data: By split, what `Splits.describe` returns.
@@ -437,7 +522,9 @@ class RunFolder:
         if not self.data.is_file():
             write_json(self.data, data)
         elif changed := differences(read_json(self.data), data):
-            raise UserError(f"--resume: the images are not those of the start ({changed}): bring them back")
+            raise UserError(
+                f"--resume: the images are not those of the start ({changed}): bring them back"
+            )
         now = environment(devices)
         if not self.environment.is_file():
             write_json(self.environment, now)
@@ -445,9 +532,15 @@ class RunFolder:
         before = read_json(self.environment, {"backend": str, "packages": dict})
         if before["backend"] != now["backend"]:
             advice = f"set KERAS_BACKEND={before['backend']}"
-            raise UserError(f"--resume: the run was started on {before['backend']}, not on {now['backend']}: {advice}")
+            raise UserError(
+                f"--resume: the run was started on {before['backend']}, not on {now['backend']}: "
+                f"{advice}"
+            )
         if changed := differences(_arithmetic(before), _arithmetic(now)):
-            text = "%s: %s: the run resumes from the same weights with the same batches, but not to the same bits"
+            text = (
+                "%s: %s: the run resumes from the same weights with the same batches, but not to "
+                "the same bits"
+            )
             logging.warning(text, self.path, changed)
 
 
@@ -466,7 +559,9 @@ def environment(devices: list[str]) -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         # As TensorFlow counts them: those that this process may use.
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "devices": devices,
         "packages": installed(_PACKAGES + (("jax",) if backend == "jax" else ())),
     }

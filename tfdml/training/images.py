@@ -1,4 +1,5 @@
-"""From settings to the images of a run: its splits, sampler and views, and what of them is kept in memory."""
+"""From settings to the images of a run: its splits, sampler and views, and what of them is kept in
+memory."""
 
 import dataclasses
 import hashlib
@@ -41,8 +42,8 @@ class Splits:
         validation: Held-out training classes, or None.
         test: The unseen classes; None for a final model, which trains on all.
         dropped: Names of the training images that were left out.
-        views: By name, the images and texts of the splits that are measured, where texts are embedded too: each image
-            is in the split once.
+        views: By name, the images and texts of the splits that are measured, where texts are
+            embedded too: each image is in the split once.
     """
 
     train: ImageDataset
@@ -52,7 +53,8 @@ class Splits:
     views: Mapping[str, ViewItems] = dataclasses.field(default_factory=dict)
 
     def searched_by_images(self, name: str) -> bool:
-        """Whether images of a split search it; not where it has texts, and no two images of one class."""
+        """Whether images of a split search it; not where it has texts, and no two images of one
+        class."""
         split = getattr(self, name)
         return name not in self.views or split.num_classes < len(split)
 
@@ -62,7 +64,8 @@ class Splits:
         return {name: split for name, split in splits.items() if split is not None}
 
     def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
-        """Return what identifies a run's images: how many there are, their names, labels and content.
+        """Return what identifies a run's images: how many there are, their names, labels and
+        content.
 
         Args:
             directory: Where the data set lies; names count from there.
@@ -98,38 +101,57 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     options, directory = settings.data_options(), settings.data_dir
     if settings.features:
         texts = settings.text_call().arguments["path"] if settings.text_backbone else ""
-        with user_errors(TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"):
-            train, test = vector_splits(settings.features, directory, **options, texts=texts).values()
+        with user_errors(
+            TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"
+        ):
+            train, test = vector_splits(
+                settings.features, directory, **options, texts=texts
+            ).values()
     else:
-        train, test = (data.load(settings.dataset, directory or None, split, **options) for split in ("train", "test"))
-    train, dropped = leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
+        train, test = (
+            data.load(settings.dataset, directory or None, split, **options)
+            for split in ("train", "test")
+        )
+    train, dropped = (
+        leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
+    )
     if not settings.features:
         how = "decode" if settings.bad_images == "skip" else "headers"
         train, test = (check(split, settings.bad_images, how) for split in (train, test))
     if settings.text_backbone and train.texts is None and train.tokens is None:
-        logging.info("%s has no texts: those of its images are the names of their classes", train.name)
+        logging.info(
+            "%s has no texts: those of its images are the names of their classes", train.name
+        )
         train, test = train.with_class_names(), test.with_class_names()
     if train.texts is not None and not settings.text_backbone:
         logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
     if settings.final_of:
         train = train.join(test)
     if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
-        name, advice = next(iter(train.class_names.values())), "name a folder or list with two or more"
-        raise UserError(f"the training images of {train.name} have one class only, {name!r}; {advice}")
+        name, advice = (
+            next(iter(train.class_names.values())),
+            "name a folder or list with two or more",
+        )
+        raise UserError(
+            f"the training images of {train.name} have one class only, {name!r}; {advice}"
+        )
     train, validation = split_training_classes(train, *settings.held_out(seed))
     unseen = None if settings.final_of else test
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
     if not settings.text_backbone:
         return splits
     views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
-    once: dict[str, Any] = {name: getattr(splits, name).take(items.rows) for name, items in views.items()}
+    once: dict[str, Any] = {
+        name: getattr(splits, name).take(items.rows) for name, items in views.items()
+    }
     return dataclasses.replace(splits, **once, views=views)
 
 
 def leave_out(
     train: ImageDataset, test: ImageDataset, drop: str, directory: str = ""
 ) -> tuple[ImageDataset, tuple[str, ...]]:
-    """Return the training images without those that a CSV file says to drop, and the names of these.
+    """Return the training images without those that a CSV file says to drop, and the names of
+    these.
 
     Args:
         train: The training images.
@@ -138,14 +160,16 @@ def leave_out(
         directory: Where the data set lies; names count from there.
 
     Raises:
-        UserError: As `read_drops`; the file names images that are in neither split, or all of `train`.
+        UserError: As `read_drops`; the file names images that are in neither split, or all of
+            `train`.
     """
     named = set(map(composed, read_drops(os.path.expanduser(drop))))
     tables = [ImageTable.of([split], os.path.expanduser(directory)) for split in (train, test)]
     names, others = (list(map(composed, table.names)) for table in tables)
     if unknown := sorted(named.difference(names, others)):
         raise UserError(
-            f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as {unknown[0]!r}: "
+            f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as "
+            f"{unknown[0]!r}: "
             f"correct the names, or take out the rows"
         )
     kept = [row for row, name in enumerate(names) if name not in named]
@@ -153,7 +177,12 @@ def leave_out(
         raise UserError(f"`drop={drop}` leaves no training image")
     logging.info(
         "`drop=%s` leaves out %s of %s training images; %s test images that it names stay",
-        *(drop, f"{len(names) - len(kept):,}", f"{len(names):,}", f"{len(named.intersection(others)):,}"),
+        *(
+            drop,
+            f"{len(names) - len(kept):,}",
+            f"{len(names):,}",
+            f"{len(named.intersection(others)):,}",
+        ),
     )
     return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
 
@@ -163,19 +192,21 @@ def vector_splits(
 ) -> dict[str, ImageDataset]:
     """Return stored embeddings as the `train` and the `test` images of a head.
 
-    Their roles are the split. Where the file has none, the last classes in the order of their ids are the test classes.
+    Their roles are the split. Where the file has none, the last classes in the order of their ids
+    are the test classes.
 
     Args:
         path: As of `read_embeddings`; labels have to be there.
         folder: Where the images lie that its names are of.
-        test_fraction: Without roles: the share of the classes that is the test split; at least one. None, for a trained
-            head: all are test images, one split may be missing, and vectors without labels are each of an own class.
+        test_fraction: Without roles: the share of the classes that is the test split; at least one.
+            None, for a trained head: all are test images, one split may be missing, and vectors
+            without labels are each of an own class.
         pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
         texts: A file with the vector of each image's text, in the same order.
 
     Raises:
-        UserError: There are no labels, a vector is not finite, a split would be empty, or there is not one vector of a
-            text for each image.
+        UserError: There are no labels, a vector is not finite, a split would be empty, or there is
+            not one vector of a text for each image.
 
     Example:
         >>> np.savez("vectors.npz", embeddings=np.eye(4, dtype=np.float32), labels=[0, 0, 1, 1])
@@ -190,25 +221,36 @@ def vector_splits(
     tokens = read_embeddings(os.path.expanduser(texts)).embeddings if texts else None
     if tokens is not None and len(tokens) != len(stored):
         raise UserError(
-            f"{texts} has {len(tokens):,} vectors of texts, and --features={path} {len(stored):,} of images"
+            f"{texts} has {len(tokens):,} vectors of texts, and --features={path} {len(stored):,} "
+            "of images"
         )
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
         given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
         if labels is None:
-            labels, protocol = linked_classes(given, len(names)), similar_images(given, len(names), junk)
+            labels, protocol = (
+                linked_classes(given, len(names)),
+                similar_images(given, len(names), junk),
+            )
     if test_fraction is None:
         labels = np.arange(len(stored)) if labels is None else labels
         roles = np.full(len(stored), "test") if roles is None else roles
     if labels is None:
-        raise UserError(f"--features={path} has no labels: put the class of each vector there, as `label` or `labels`")
+        raise UserError(
+            f"--features={path} has no labels: put the class of each vector there, as `label` or "
+            "`labels`"
+        )
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
-        raise UserError(f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}")
+        raise UserError(
+            f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}"
+        )
     if roles is None:
         assert test_fraction is not None
-        classes = split_classes("features", path, np.unique(labels).tolist(), test_fraction, "a column role")
+        classes = split_classes(
+            "features", path, np.unique(labels).tolist(), test_fraction, "a column role"
+        )
         roles = np.where(np.isin(labels, classes["train"]), "train", "test")
     stored = dataclasses.replace(stored, labels=labels, roles=roles)
     splits = {}
@@ -230,9 +272,14 @@ def vector_splits(
 def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
     images = VectorImages(stored.embeddings, stored.names, folder)
     assert stored.labels is not None
-    class_names = {label: stored.class_names.get(label, str(label)) for label in np.unique(stored.labels).tolist()}
+    class_names = {
+        label: stored.class_names.get(label, str(label))
+        for label in np.unique(stored.labels).tolist()
+    }
     columns |= {"is_query": stored.is_query, "groups": stored.groups}
-    return ImageDataset(Path(stored.source).stem, split, images, stored.labels, class_names, **columns)
+    return ImageDataset(
+        Path(stored.source).stem, split, images, stored.labels, class_names, **columns
+    )
 
 
 def split_training_classes(
@@ -240,15 +287,17 @@ def split_training_classes(
 ) -> tuple[ImageDataset, ImageDataset | None]:
     """Return the training classes that a run trains on, and those that it holds out, if any.
 
-    `stratified` orders the classes by their number of images, those of as many images by chance, cuts that order into
-    as many groups as are held out, as equal as they can be, and draws one class of each.
+    `stratified` orders the classes by their number of images, those of as many images by chance,
+    cuts that order into as many groups as are held out, as equal as they can be, and draws one
+    class of each.
 
     Args:
         train: The training images.
         share: The share of the classes that is held out.
         seed: Of their choice.
         sampling: `"random"` or `"stratified"`.
-        part: Which of the 1 / `share` parts that have no class in common, from 1 on; 0: any classes.
+        part: Which of the 1 / `share` parts that have no class in common, from 1 on; 0: any
+            classes.
 
     Raises:
         UserError: No class would be left, or there is no such part.
@@ -275,7 +324,9 @@ def split_training_classes(
     return train.select_classes(np.setdiff1d(classes, held_out)), train.select_classes(held_out)
 
 
-def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1) -> sampling.Sampler:
+def make_sampler(
+    settings: DataSettings, train: ImageDataset, seed: int, replicas: int = 1
+) -> sampling.Sampler:
     """Return what chooses the images of each batch.
 
     Args:
@@ -285,10 +336,15 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         replicas: Among how many devices a batch is shared out.
 
     Raises:
-        UserError: The data has too few images, classes or super-classes for it, or the replicas do not divide a batch.
+        UserError: The data has too few images, classes or super-classes for it, or the replicas do
+            not divide a batch.
     """
     sampler: sampling.Sampler
-    (name, options), size, labels = dataclasses.astuple(settings.sampling_call()), settings.batch_size, train.labels
+    (name, options), size, labels = (
+        dataclasses.astuple(settings.sampling_call()),
+        settings.batch_size,
+        train.labels,
+    )
     by_class: dict[str, Any] = {
         "classes_per_batch": settings.classes_per_batch or min(MOST_CLASSES, train.num_classes),
         "images_per_class": settings.images_per_class,
@@ -301,23 +357,34 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
         sampler = sampling.ShuffleSampler(len(train), size, seed)
     elif name == "pairs":
         if train.pairs is None:
-            raise UserError(f"--sampling=pairs: {train.name} has no given pairs; name their file in --dataset_options")
+            raise UserError(
+                f"--sampling=pairs: {train.name} has no given pairs; name their file in "
+                "--dataset_options"
+            )
         sampler = sampling.PairSampler(train.pairs.rows, size, seed)
     elif name == "texts":
         numbers = train.text_numbers
         if size > (count := len(np.unique(numbers))):
             advice = "lower it, or use --sampling=shuffle, where items of one text are positives"
-            raise UserError(f"--batch_size={size}, and the training images have {count} different texts: {advice}")
+            raise UserError(
+                f"--batch_size={size}, and the training images have {count} different texts: "
+                f"{advice}"
+            )
         sampler = sampling.ClassBalancedSampler(numbers, size, 1, seed)
     elif name == "whole_classes":
         sampler = sampling.WholeClassSampler(labels, size, seed)
     elif name == "hierarchical":
         if train.super_labels is None:
             raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        by_class |= {"super_classes_per_batch": options["super_classes"], "weights": options["weights"]}
+        by_class |= {
+            "super_classes_per_batch": options["super_classes"],
+            "weights": options["weights"],
+        }
         sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
     elif name == "neighbors":
-        sampler = sampling.NeighborSampler(labels, **by_class, anchor_classes=options["anchor_classes"])
+        sampler = sampling.NeighborSampler(
+            labels, **by_class, anchor_classes=options["anchor_classes"]
+        )
     else:
         sampler = sampling.ClassBalancedSampler(labels, **by_class)
     sampling.check_divides(sampler.batch_size, replicas, "replicas")
@@ -325,14 +392,18 @@ def make_sampler(settings: DataSettings, train: ImageDataset, seed: int, replica
 
 
 def relation_of(train: ImageDataset) -> Relation | Callable | None:
-    """Return which training images belong together by their pairs, label sets or finest level; None for classes.
+    """Return which training images belong together by their pairs, label sets or finest level; None
+    for classes.
 
     Raises:
         UserError: No pair of the training images is given.
     """
     if train.pairs is not None:
         if not len(train.pairs.rows):
-            raise UserError(f"{train.name}: no given pair or triplet has all of its images in the training split")
+            raise UserError(
+                f"{train.name}: no given pair or triplet has all of its images in the training "
+                "split"
+            )
         return GivenPairs(train.pairs.scored())
     if train.label_rows is None:
         return same_label_or_text if train.targets.ndim == 2 else None
@@ -346,7 +417,9 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         UserError: The policy is not one that can be had.
     """
     if settings.features:
-        return TrainTransform(resize=1, image_size=1), EvaluationTransform(1, 1)  # vectors have no views
+        return TrainTransform(resize=1, image_size=1), EvaluationTransform(
+            1, 1
+        )  # vectors have no views
     resize = max(settings.resize, settings.image_size)
     color = as_color(settings.pad_color)
     crops = settings.augmentation_call()
@@ -365,7 +438,8 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
 
 @dataclasses.dataclass(frozen=True)
 class CachePlan:
-    """Whether the decoded training images and the evaluation views stay in memory; batches are the same bit by bit.
+    """Whether the decoded training images and the evaluation views stay in memory; batches are the
+    same bit by bit.
 
     Args:
         kept: Whether they do.
@@ -376,8 +450,11 @@ class CachePlan:
     reason: str = dataclasses.field(default="", compare=False)
 
 
-def plan_cache(settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int) -> CachePlan:
-    """Decide what `--cache` means for a run. With auto, a run that sees its images hardly once keeps none.
+def plan_cache(
+    settings: DataSettings, splits: Splits, transform: TrainTransform, images_drawn: int
+) -> CachePlan:
+    """Decide what `--cache` means for a run. With auto, a run that sees its images hardly once
+    keeps none.
 
     Args:
         settings: What is asked for.
@@ -395,30 +472,37 @@ def plan_cache(settings: DataSettings, splits: Splits, transform: TrainTransform
     how = "both are kept" if kept else "neither is kept"
     return CachePlan(
         kept,
-        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB decoded, evaluation views "
+        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB "
+        "decoded, evaluation views "
         f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {how}",
     )
 
 
 def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
-    """Refuse splits on which Recall@K cannot be measured for each of `ks`; of the default, what fits is measured.
+    """Refuse splits on which Recall@K cannot be measured for each of `ks`; of the default, what
+    fits is measured.
 
     Args:
         splits: The images of a run.
         ks: The K.
 
     Raises:
-        UserError: No image has another of its class to find, or there are fewer than K images to look in.
+        UserError: No image has another of its class to find, or there are fewer than K images to
+            look in.
     """
     for name, split in splits.evaluated().items():
         if not splits.searched_by_images(name):
             continue
         task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
-        with user_errors(UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"):
+        with user_errors(
+            UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"
+        ):
             check_depth(task, ())
         if max(ks) > task.available:
             fitting = ",".join(map(str, ks_within(ks, task.available)))
-            depth = f"of the {name} images of {split.name} a query is compared with {task.available}"
+            depth = (
+                f"of the {name} images of {split.name} a query is compared with {task.available}"
+            )
             if ks != DEFAULT_KS:
                 asked = ",".join(map(str, ks))
                 raise UserError(f"--ks={asked}: {depth}; choose smaller ones, e.g. --ks={fitting}")

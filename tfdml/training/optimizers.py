@@ -1,14 +1,17 @@
-"""Optimizers with a rate per part of the learner, weight decay, clipping and averages; schedules of rates.
+"""Optimizers with a rate per part of the learner, weight decay, clipping and averages; schedules of
+rates.
 
-Adam and AdamW are also here as PyTorch computes them, `pytorch_adam` and `pytorch_adamw`, where Keras computes
-something else. With r the rate, t the step from 1 and e epsilon:
+Adam and AdamW are also here as PyTorch computes them, `pytorch_adam` and `pytorch_adamw`, where
+Keras computes something else. With r the rate, t the step from 1 and e epsilon:
 
 | optimizer | Keras, TensorFlow and Caffe | PyTorch |
 |---|---|---|
-| Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + e) |
+| Adam, AdamW | r sqrt(1 - b2^t) / (1 - b1^t) m / (sqrt(v) + e) | r / (1 - b1^t) m / (sqrt(v / (1 -
+b2^t)) + e) |
 
-PyTorch's epsilon is that of Kingma and Ba's algorithm 1; elsewhere it is the "epsilon hat" of their section 2, which
-counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not show at 1e-8 and does at 0.01.
+PyTorch's epsilon is that of Kingma and Ba's algorithm 1; elsewhere it is the "epsilon hat" of their
+section 2, which counts 1 / sqrt(1 - b2^t) times as much: 32 times in the first step. It does not
+show at 1e-8 and does at 0.01.
 """
 
 import contextlib
@@ -27,7 +30,8 @@ SCHEDULES = ("step", "cosine")
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
-    """Return a rate that is multiplied by `factor` at each of the steps given; a plain number when there is none.
+    """Return a rate that is multiplied by `factor` at each of the steps given; a plain number when
+    there is none.
 
     Args:
         learning_rate: The rate at step 0.
@@ -43,7 +47,9 @@ def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
         return learning_rate
     values = [learning_rate * factor**i for i in range(len(drop_steps) + 1)]
     # Keras keeps the old value at the boundary itself.
-    return keras.optimizers.schedules.PiecewiseConstantDecay([step - 1 for step in drop_steps], values)
+    return keras.optimizers.schedules.PiecewiseConstantDecay(
+        [step - 1 for step in drop_steps], values
+    )
 
 
 @keras.saving.register_keras_serializable("tfdml")
@@ -61,8 +67,8 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
         schedule: A number, or a `keras.optimizers.schedules.LearningRateSchedule`.
         steps: The warm-up w.
         peak: The rate at its end.
-        shift: How many steps later than the run the schedule begins: the warm-up where it has its own length, as a
-            cosine has, 0 where it goes by the steps of the run.
+        shift: How many steps later than the run the schedule begins: the warm-up where it has its
+            own length, as a cosine has, 0 where it goes by the steps of the run.
 
     Example:
         >>> schedule = WarmUp(0.1, steps=4, peak=0.1)
@@ -85,7 +91,11 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
     def get_config(self):
         """Return the arguments."""
         callable_schedule = callable(self.schedule)
-        schedule = keras.saving.serialize_keras_object(self.schedule) if callable_schedule else self.schedule
+        schedule = (
+            keras.saving.serialize_keras_object(self.schedule)
+            if callable_schedule
+            else self.schedule
+        )
         return {"schedule": schedule, "steps": self.steps, "peak": self.peak, "shift": self.shift}
 
 
@@ -110,7 +120,8 @@ def rate_schedule(
         learning_rate: The highest rate.
         total_steps: T, the steps of the whole run.
         warm_up_steps: w, the steps in which the rate rises evenly; 0 for none.
-        drop_steps: For `"step"`, ascending steps of the run from each of which on the rate is lower.
+        drop_steps: For `"step"`, ascending steps of the run from each of which on the rate is
+            lower.
         drop_factor: For `"step"`, what each drop multiplies by.
         final: For `"cosine"`, f, which share of the rate is left at the end.
 
@@ -124,18 +135,24 @@ def rate_schedule(
     """
     check_choice("`kind`", kind, SCHEDULES)
     if warm_up_steps and warm_up_steps >= total_steps:
-        raise UserError(f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run")
+        raise UserError(
+            f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run"
+        )
     length = max(total_steps - warm_up_steps, 1)
     if kind == "step":
         schedule, shift = step_schedule(learning_rate, list(drop_steps), drop_factor), 0
     else:
-        schedule, shift = keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final), warm_up_steps
+        schedule, shift = (
+            keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final),
+            warm_up_steps,
+        )
     return WarmUp(schedule, warm_up_steps, learning_rate, shift) if warm_up_steps else schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class PartSettings:
-    """What an optimizer with `PartRates` does for each variable and part. Variables are known by their index.
+    """What an optimizer with `PartRates` does for each variable and part. Variables are known by
+    their index.
 
     Args:
         factors: The rate of each variable as a multiple of the base rate; empty for the base rate.
@@ -154,10 +171,12 @@ class PartSettings:
 
 
 class PartRates(workarounds.WholeGradients):
-    """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping over replicas.
+    """Mixed into a Keras optimizer: a rate, weight decay and an average for each variable, clipping
+    over replicas.
 
-    A Keras optimizer has one learning rate. Settings of a variable are found by its index in the list that `build`
-    takes, so that they work with every backend and under a distribution strategy, and can be saved with the optimizer.
+    A Keras optimizer has one learning rate. Settings of a variable are found by its index in the
+    list that `build` takes, so that they work with every backend and under a distribution strategy,
+    and can be saved with the optimizer.
     """
 
     #: Set it before `build`.
@@ -195,11 +214,15 @@ class PartRates(workarounds.WholeGradients):
                 # Also those of rows that are drawn later begin with the first step.
                 ops.cond(self.iterations == 0, lambda: self.assign(average, variable), lambda: None)  # type: ignore[attr-defined]
             rows = workarounds.VariableRows(variable, drawn)
-            workarounds.of_rows(self, index, drawn).update_step(gradient.values, rows, learning_rate)
+            workarounds.of_rows(self, index, drawn).update_step(
+                gradient.values, rows, learning_rate
+            )
             return
         coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
         if coupled:
-            gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(variable, gradient.dtype)
+            gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(
+                variable, gradient.dtype
+            )
         factors = self.part_settings.factors
         rate = learning_rate * factors[index] if factors else learning_rate
         if decoupled:
@@ -220,25 +243,30 @@ class PartRates(workarounds.WholeGradients):
         self.assign(average, kept * average + (1.0 - kept) * variable)  # type: ignore[attr-defined]
 
     def clipped(self, grads: list) -> list:
-        """Return the gradients of the global batch, scaled so that their norm is not above the largest."""
+        """Return the gradients of the global batch, scaled so that their norm is not above the
+        largest."""
         largest = self.part_settings.norm
         if largest is None:
             return grads
-        squares = (ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads if grad is not None)
+        squares = (
+            ops.sum(ops.square(ops.cast(grad, "float32"))) for grad in grads if grad is not None
+        )
         scale = largest / ops.maximum(ops.sqrt(sum(squares, ops.zeros(()))), largest)
         return [None if grad is None else grad * ops.cast(scale, grad.dtype) for grad in grads]
 
 
 @contextlib.contextmanager
 def averaged(learner) -> Iterator[None]:
-    """Enter a block in which the learner has the averages of its weights, where its optimizer keeps them.
+    """Enter a block in which the learner has the averages of its weights, where its optimizer keeps
+    them.
 
     With a share m, after step t from 0 a weight w has the average a:
 
         a_0 = w_0,    a_t = m_t a_(t-1) + (1 - m_t) w_t,    m_t = min(m, (1 + t) / (10 + t))
 
-    Polyak and Juditsky, 1992; the shorter memory of the first steps as in TensorFlow's `ExponentialMovingAverage`. What
-    is not trained, such as the statistics of BatchNorm, is as training left it.
+    Polyak and Juditsky, 1992; the shorter memory of the first steps as in TensorFlow's
+    `ExponentialMovingAverage`. What is not trained, such as the statistics of BatchNorm, is as
+    training left it.
 
     Args:
         learner: Compiled with an optimizer of `build_optimizer`.
@@ -249,9 +277,13 @@ def averaged(learner) -> Iterator[None]:
         >>> with averaged(learner):
         ...     learner.embedder.save("embedder.keras")
     """
-    optimizer = getattr(learner.optimizer, "inner_optimizer", learner.optimizer)  # in Keras's LossScaleOptimizer
+    optimizer = getattr(
+        learner.optimizer, "inner_optimizer", learner.optimizer
+    )  # in Keras's LossScaleOptimizer
     averages, pairs = getattr(optimizer, "averages", ()), list[tuple]()
-    if averages and int(ops.convert_to_numpy(optimizer.iterations)):  # before the first step there are none
+    if averages and int(
+        ops.convert_to_numpy(optimizer.iterations)
+    ):  # before the first step there are none
         pairs = list(zip(workarounds.trained_by(optimizer), averages, strict=True))
     trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
     for variable, average in pairs:
@@ -270,15 +302,17 @@ def _like(variable, value):
 
 @keras.saving.register_keras_serializable("tfdml")
 class PyTorchAdam(keras.optimizers.Adam):
-    """Adam whose epsilon is added after the bias correction: algorithm 1 of Kingma and Ba, and `torch.optim.Adam`.
+    """Adam whose epsilon is added after the bias correction: algorithm 1 of Kingma and Ba, and
+    `torch.optim.Adam`.
 
     m = b1 m + (1 - b1) g,    v = b2 v + (1 - b2) g^2
     x = x - rate m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + epsilon)
 
-    where `keras.optimizers.Adam` adds epsilon to sqrt(v) and corrects the quotient. With `amsgrad` v is its maximum so
-    far.
+    where `keras.optimizers.Adam` adds epsilon to sqrt(v) and corrects the quotient. With `amsgrad`
+    v is its maximum so far.
 
-    Args: those of `keras.optimizers.Adam`, with PyTorch's defaults: rate 0.001 and epsilon 1e-8 (Keras: 1e-7).
+    Args: those of `keras.optimizers.Adam`, with PyTorch's defaults: rate 0.001 and epsilon 1e-8
+    (Keras: 1e-7).
 
     Example:
         >>> x = keras.Variable([1.0])
@@ -304,15 +338,18 @@ class PyTorchAdam(keras.optimizers.Adam):
             velocity = largest
         first = 1.0 - ops.power(_like(variable, self.beta_1), step)
         second = 1.0 - ops.power(_like(variable, self.beta_2), step)
-        self.assign_sub(variable, rate * momentum / (first * (ops.sqrt(velocity / second) + self.epsilon)))
+        self.assign_sub(
+            variable, rate * momentum / (first * (ops.sqrt(velocity / second) + self.epsilon))
+        )
 
 
 @keras.saving.register_keras_serializable("tfdml")
 class PyTorchAdamW(PyTorchAdam, keras.optimizers.AdamW):
-    """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is alike in both.
+    """AdamW with the epsilon of `PyTorchAdam`; its decay, x = x - rate decay x before the step, is
+    alike in both.
 
-    The arguments are those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay 0.01 (Keras: 0.004)
-    and epsilon 1e-8.
+    The arguments are those of `keras.optimizers.AdamW`, with PyTorch's defaults: rate 0.001, decay
+    0.01 (Keras: 0.004) and epsilon 1e-8.
     """
 
     def __init__(self, learning_rate=0.001, *, weight_decay=0.01, **arguments):
@@ -352,17 +389,21 @@ def build_optimizer(
 ):
     """Return an optimizer, built on the learner's variables, with a rate per part.
 
-    It is saved with the learner, with its rates and its state: `keras.saving.load_model` and `ModelCheckpoint` work.
+    It is saved with the learner, with its rates and its state: `keras.saving.load_model` and
+    `ModelCheckpoint` work.
 
     Args:
-        name: One of `OPTIMIZERS`; `adam` and `pytorch_adam` differ by the formulas at the top of this module.
+        name: One of `OPTIMIZERS`; `adam` and `pytorch_adam` differ by the formulas at the top of
+            this module.
         learner: A `MetricLearner`, which is built if it is not.
         learning_rate: A number or schedule, the base rate.
-        learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own, at the first step, or
-            at the end of a warm-up; where the base rate is a schedule they follow it in proportion.
-        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd; decoupled, at each
-            variable's own rate, for adamw. 0 by default for all, whereas AdamW's own default is 0.004 in Keras and 0.01
-            in PyTorch: a decay is part of the recipe that the caller states.
+        learning_rates: The rates of `PARTS`, or of `learner.parts()`, that have one of their own,
+            at the first step, or at the end of a warm-up; where the base rate is a schedule they
+            follow it in proportion.
+        weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd;
+            decoupled, at each variable's own rate, for adamw. 0 by default for all, whereas AdamW's
+            own default is 0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that
+            the caller states.
         epsilon: Adam's; None for its default: 1e-7 in Keras, 1e-8 in PyTorch.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.
@@ -383,7 +424,9 @@ def build_optimizer(
     by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
     variables = learner.trainable_variables
     drawn = learner.drawn_weight_ids
-    options = {"momentum": momentum} if name == "sgd" else {} if epsilon is None else {"epsilon": epsilon}
+    options = (
+        {"momentum": momentum} if name == "sgd" else {} if epsilon is None else {"epsilon": epsilon}
+    )
     # Without Keras's weight decay: see `PartRates`.
     optimizer = _CLASSES[name](learning_rate, **options)
     decoupled = isinstance(optimizer, keras.optimizers.AdamW)
@@ -399,7 +442,9 @@ def build_optimizer(
     return optimizer
 
 
-def _factors(learning_rate, learning_rates: dict[str, float], parts: Sequence[str]) -> dict[str, float]:
+def _factors(
+    learning_rate, learning_rates: dict[str, float], parts: Sequence[str]
+) -> dict[str, float]:
     """Return what each part's rate is of the base rate."""
     unknown = sorted(set(learning_rates) - set(parts))
     if unknown:
@@ -416,7 +461,13 @@ def _factors(learning_rate, learning_rates: dict[str, float], parts: Sequence[st
     else:
         base = float(learning_rate)
     if learning_rates and base <= 0:
-        raise UserError(f"`learning_rate` must be positive where parts have rates of their own, not {base:g}")
-    # The backbones of two views share a rate, and so do their projections, unless they have their own.
-    rates = {part: learning_rates.get(part, learning_rates.get(part.rpartition(" ")[2])) for part in parts}
+        raise UserError(
+            f"`learning_rate` must be positive where parts have rates of their own, not {base:g}"
+        )
+    # The backbones of two views share a rate, and so do their projections, unless they have their
+    # own.
+    rates = {
+        part: learning_rates.get(part, learning_rates.get(part.rpartition(" ")[2]))
+        for part in parts
+    }
     return {part: 1.0 if rate is None else rate / base for part, rate in rates.items()}

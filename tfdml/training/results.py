@@ -1,4 +1,5 @@
-"""What a run reaches: its selected epoch, its metrics along the training and at the end, and `TrainingRun`."""
+"""What a run reaches: its selected epoch, its metrics along the training and at the end, and
+`TrainingRun`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads
 from tfdml.embeddings.compute import slices
-from tfdml.evaluation import Interval, QueryValues, confidence_intervals, embed, evaluate_dataset, student_interval
+from tfdml.evaluation import (
+    Interval,
+    QueryValues,
+    confidence_intervals,
+    embed,
+    evaluate_dataset,
+    student_interval,
+)
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import evaluate_views
@@ -41,26 +49,31 @@ CLUSTERING = ("nmi", "ami", "f1")
 
 
 def selected_epoch(records: Records, selection: str, metric: str = "map@r") -> int:
-    """Return the epoch whose embedder is kept: the last, or the one with the highest metric on the selection's split.
+    """Return the epoch whose embedder is kept: the last, or the one with the highest metric on the
+    selection's split.
 
-    Of several epochs with the same value, the first is selected. Once the learning rate is below its highest value, the
-    last of them is: it has trained longer at a low rate.
+    Of several epochs with the same value, the first is selected. Once the learning rate is below
+    its highest value, the last of them is: it has trained longer at a low rate.
 
     Args:
-        records: One mapping per epoch, as in `metrics.jsonl`. The first, before training, is selected only if it is
-            the only one.
+        records: One mapping per epoch, as in `metrics.jsonl`. The first, before training, is
+            selected only if it is the only one.
         selection: `"last"`, `"validation"` or `"test"`.
         metric: `"map@r"` or `"recall@1"`.
 
     Example:
-        >>> selected_epoch([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        >>> selected_epoch([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4,
+        ...     0.4])], "test")
         1
     """
     best, highest_rate, chosen = -1.0, 0.0, records[-1]["epoch"]
     if selection == "last":
         return chosen
     for record in records[1:]:
-        value, rate = _value(record.get(selection, {}), metric, -1.0), record.get("learning_rate", 0.0)
+        value, rate = (
+            _value(record.get(selection, {}), metric, -1.0),
+            record.get("learning_rate", 0.0),
+        )
         highest_rate = max(highest_rate, rate)
         if value > best or (value == best >= 0 and rate < highest_rate):
             best, chosen = value, record["epoch"]
@@ -74,7 +87,8 @@ def _value(metrics: Mapping[str, Any], metric: str, default: float) -> float:
 
 
 def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[str]:
-    """Return a warning, as a list of at most one line, where an epoch is selected on few held-out classes.
+    """Return a warning, as a list of at most one line, where an epoch is selected on few held-out
+    classes.
 
     Args:
         selection: As in `selected_epoch`.
@@ -87,13 +101,15 @@ def selection_warnings(selection: str, held_out: ImageDataset | None) -> list[st
     if selection != "validation" or held_out is None or held_out.num_classes >= FEW_CLASSES:
         return []
     return [
-        f"WARNING: --selection=validation selects the epoch on {held_out.num_classes} held-out classes, which is "
+        f"WARNING: --selection=validation selects the epoch on {held_out.num_classes} held-out "
+        "classes, which is "
         f"mostly chance below {FEW_CLASSES}. Raise --holdout_classes, or use --selection=last"
     ]
 
 
 def saturation_warnings(records: Records, selection: str, metric: str = "map@r") -> list[str]:
-    """Return a warning, as a list of at most one line, where the metric can hardly distinguish the best epochs.
+    """Return a warning, as a list of at most one line, where the metric can hardly distinguish the
+    best epochs.
 
     Args:
         records: As in `selected_epoch`.
@@ -101,7 +117,8 @@ def saturation_warnings(records: Records, selection: str, metric: str = "map@r")
         metric: As in `selected_epoch`.
 
     Example:
-        >>> saturation_warnings([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4, 0.4])], "test")
+        >>> saturation_warnings([{"epoch": i, "test": {"map@r": r}} for i, r in enumerate([0.1, 0.4,
+        ...     0.4])], "test")
         []
     """
     epoch = selected_epoch(records, selection, metric)
@@ -109,8 +126,10 @@ def saturation_warnings(records: Records, selection: str, metric: str = "map@r")
     if value < SATURATED:
         return []
     return [
-        f"WARNING: {metric} on the {selection} classes is saturated: {100 * value:.1f} % in the selected epoch "
-        f"{epoch}, so that a few images decide between epochs. Hold out more classes, or use --selection=last"
+        f"WARNING: {metric} on the {selection} classes is saturated: {100 * value:.1f} % in the "
+        "selected epoch "
+        f"{epoch}, so that a few images decide between epochs. Hold out more classes, or use "
+        "--selection=last"
     ]
 
 
@@ -137,31 +156,48 @@ class Evaluator:
         Args:
             model: The embedder, or any function from a batch of images to vectors.
             name: The split.
-            together: Share the work out over all processes, each of which has to call this with the same weights.
+            together: Share the work out over all processes, each of which has to call this with the
+                same weights.
         """
         images: ImageDataset = getattr(self.splits, name)
         together = together and self.processes.count <= len(images)
         rows = self.processes.part(len(images)) if together else slice(0, len(images))
         key = name, rows.start, rows.stop
         if key not in self._batches:
-            part = images if rows == slice(0, len(images)) else images.take(np.arange(len(images))[rows])
+            part = (
+                images
+                if rows == slice(0, len(images))
+                else images.take(np.arange(len(images))[rows])
+            )
             batches = evaluation_batches(part, make_transforms(self.settings)[1], EVALUATION_BATCH)
-            self._batches[key] = own_threads(batches.cache() if self.cache and name != "train" else batches)
+            self._batches[key] = own_threads(
+                batches.cache() if self.cache and name != "train" else batches
+            )
         embeddings = embed(model, self._batches[key])
         return self.processes.gather(embeddings) if together else embeddings
 
     def embed_texts(self, learner: MetricLearner, name: str) -> np.ndarray | None:
-        """Return the embeddings of a split's texts, each once, (M, d) float32; None where there are no texts."""
+        """Return the embeddings of a split's texts, each once, (M, d) float32; None where there are
+        no texts."""
         if name not in self.splits.views:
             return None
-        return embed(learner.towers["text"], slices(np.asarray(self.splits.views[name].texts), EVALUATION_BATCH))
+        return embed(
+            learner.towers["text"],
+            slices(np.asarray(self.splits.views[name].texts), EVALUATION_BATCH),
+        )
 
     def measure(
-        self, embeddings: np.ndarray, name: str, metrics=RETRIEVAL, texts: np.ndarray | None = None, **options: Any
+        self,
+        embeddings: np.ndarray,
+        name: str,
+        metrics=RETRIEVAL,
+        texts: np.ndarray | None = None,
+        **options: Any,
     ) -> dict[str, Any]:
         """Return the metrics of a split's embeddings; see `evaluate_retrieval` for the options.
 
-        With those of its texts also `text_to_image/recall@1` and the like, with `intervals` and `chance` among them.
+        With those of its texts also `text_to_image/recall@1` and the like, with `intervals` and
+        `chance` among them.
         """
         images, result = getattr(self.splits, name), {}
         direction, _, own = self.settings.selection_metric.rpartition("/")
@@ -189,7 +225,8 @@ class Evaluator:
         return result
 
     def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
-        """Return the metrics of every split, in the epochs that measure: before the first, every so many, and the last.
+        """Return the metrics of every split, in the epochs that measure: before the first, every so
+        many, and the last.
 
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
@@ -197,10 +234,16 @@ class Evaluator:
         if epoch not in (0, last) and (every == 0 or epoch % every):
             return {}
         names = list(self.splits.evaluated())
-        embeddings = {name: (self.embed(learner.embedder, name), self.embed_texts(learner, name)) for name in names}
+        embeddings = {
+            name: (self.embed(learner.embedder, name), self.embed_texts(learner, name))
+            for name in names
+        }
         if not self.processes.is_chief:
             return {}
-        metrics = {name: self.measure(images, name, texts=texts) for name, (images, texts) in embeddings.items()}
+        metrics = {
+            name: self.measure(images, name, texts=texts)
+            for name, (images, texts) in embeddings.items()
+        }
         for name, values in metrics.items():
             logging.info("epoch %d, %s: %s", epoch, name, format_metrics(values))
         return metrics
@@ -212,19 +255,25 @@ class Evaluator:
         """
         model = MomentEmbedder.from_learner(learner)
         features = self.embed(compiled(model, model.features), "test", together=False)
-        parts = {str(order): part for order, part in model.by_order(features).items()} | {"all": features}
+        parts = {str(order): part for order, part in model.by_order(features).items()} | {
+            "all": features
+        }
         return {order: self.measure(part, "test", ("recall",)) for order, part in parts.items()}
 
     def write_moments(self, learner: MetricLearner, folder: RunFolder) -> dict[str, Any]:
-        """Write the learner's `MomentEmbedder`, with the principal components of its training images; its metrics."""
+        """Write the learner's `MomentEmbedder`, with the principal components of its training
+        images; its metrics."""
         model = MomentEmbedder.from_learner(learner)
         model.adapt(self.embed(compiled(model, model.features), "train", together=False))
         checkpoints.save_model(folder.moments, model)
-        return self.measure(self.embed(model, "test", together=False), "test", RETRIEVAL + CLUSTERING)
+        return self.measure(
+            self.embed(model, "test", together=False), "test", RETRIEVAL + CLUSTERING
+        )
 
 
 def _by_direction(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return fractions or intervals of both directions under names such as `text_to_image/recall@1`."""
+    """Return fractions or intervals of both directions under names such as
+    `text_to_image/recall@1`."""
     return {
         f"{direction}/{name}": value
         for direction, measures in measured.items()
@@ -244,7 +293,8 @@ class TrainingRun:
 
     Args:
         experiment: Its settings.
-        result: What `result.json` holds: `metrics`, `metrics_before`, `intervals`, `protocol`, `selection` ...
+        result: What `result.json` holds: `metrics`, `metrics_before`, `intervals`, `protocol`,
+            `selection` ...
         runs: Those of several seeds or folds; empty for a single run.
         embeddings: Those of splits that are embedded already.
 
@@ -292,11 +342,16 @@ class TrainingRun:
     def embed(self, split: str) -> np.ndarray:
         """Return the embeddings of the images of a split, (N, d) float32."""
         if split not in self._embeddings:
-            self._embeddings[split] = Evaluator(self.experiment, self.splits).embed(self.embedder, split)
+            self._embeddings[split] = Evaluator(self.experiment, self.splits).embed(
+                self.embedder, split
+            )
         return self._embeddings[split]
 
 
-_PROTOCOL = "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in training"
+_PROTOCOL = (
+    "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in "
+    "training"
+)
 _TEXTS = "; {images:,} images and {texts:,} texts find each other"
 _SELECTION = {
     "last": "the last epoch",
@@ -311,7 +366,8 @@ def write_results(
     """Write what of the embedders' and the results' files is not there yet.
 
     Args:
-        learner: As it is after the last step; afterwards its embedder is that of the selected epoch.
+        learner: As it is after the last step; afterwards its embedder is that of the selected
+            epoch.
         evaluator: Measures the embedder.
         state: What was recorded and selected.
         seconds: How long the run has taken in this process.
@@ -325,7 +381,9 @@ def write_results(
     """
     experiment, processes, splits = evaluator.settings, evaluator.processes, evaluator.splits
     folder, records, selection = RunFolder(experiment.run_dir), state.records, experiment.selection
-    epoch = processes.of_chief(lambda: selected_epoch(records, selection, experiment.selection_metric))
+    epoch = processes.of_chief(
+        lambda: selected_epoch(records, selection, experiment.selection_metric)
+    )
     last = epoch == records[-1]["epoch"]
     if not last:
         for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
@@ -343,7 +401,10 @@ def write_results(
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {**_result(evaluator, embeddings.get("test"), texts, records, epoch), "seconds": seconds}
+        result = {
+            **_result(evaluator, embeddings.get("test"), texts, records, epoch),
+            "seconds": seconds,
+        }
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
@@ -358,9 +419,14 @@ def write_results(
 
 
 def _result(
-    evaluator: Evaluator, embeddings: np.ndarray | None, texts: np.ndarray | None, records: Records, epoch: int
+    evaluator: Evaluator,
+    embeddings: np.ndarray | None,
+    texts: np.ndarray | None,
+    records: Records,
+    epoch: int,
 ) -> dict[str, Any]:
-    """Return the results of an embedder; those of each query are written. Without test images nothing is measured."""
+    """Return the results of an embedder; those of each query are written. Without test images
+    nothing is measured."""
     experiment, splits = evaluator.settings, evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
     rates = [record["images_per_second"] for record in records if "images_per_second" in record]
@@ -372,13 +438,20 @@ def _result(
         "images_per_second": float(np.median(rates)) if rates else None,
     }
     if test is None or embeddings is None:
-        about = f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and measured on none: "
+        about = (
+            f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and "
+            "measured on none: "
+        )
         about += f"the metrics are those of {experiment.final_of}"
         empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
         return result | empty | {"protocol": about, "selection": _SELECTION["last"]}
     values: dict[str, np.ndarray] = {}
-    names = RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
-    metrics = evaluator.measure(embeddings, "test", names, texts, intervals="classes", values=values)
+    names = (
+        RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
+    )
+    metrics = evaluator.measure(
+        embeddings, "test", names, texts, intervals="classes", values=values
+    )
     QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
     protocol = _PROTOCOL
     if texts is not None:
@@ -404,14 +477,19 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
         runs: The runs, by the name of their folder.
 
     Returns:
-        `metrics` and `metrics_before`, means over the runs; `intervals` over classes, of each query's mean over the
-        runs (`confidence_intervals`): how the mean would vary with other classes; `intervals_runs`
-        (`student_interval`): how it would with other seeds or folds; `runs`, a row for each; `dataset`, `protocol`,
-        `selection`, and the seconds of all.
+        `metrics` and `metrics_before`, means over the runs; `intervals` over classes, of each
+        query's mean over the runs (`confidence_intervals`): how the mean would vary with other
+        classes; `intervals_runs` (`student_interval`): how it would with other seeds or folds;
+        `runs`, a row for each; `dataset`, `protocol`, `selection`, and the seconds of all.
     """
     results = {name: run.result for name, run in runs.items()}
-    every, values = list(results.values()), [QueryValues.read(run.folder.queries) for run in runs.values()]
-    means = {part: _means([result[part] for result in every]) for part in ("metrics", "metrics_before")}
+    every, values = (
+        list(results.values()),
+        [QueryValues.read(run.folder.queries) for run in runs.values()],
+    )
+    means = {
+        part: _means([result[part] for result in every]) for part in ("metrics", "metrics_before")
+    }
     shared = [name for name in values[0].values if all(name in of.values for of in values)]
     of_queries = {name: np.mean([of.values[name] for of in values], axis=0) for name in shared}
     over_runs: dict[str, Interval] = {
@@ -421,21 +499,31 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
     }
     rows = ("epoch", "steps", "metrics", "train_seconds", "images_per_second")
     return {
-        **{name: every[0][name] for name in ("dataset", "protocol", "selection", "chance") if name in every[0]},
+        **{
+            name: every[0][name]
+            for name in ("dataset", "protocol", "selection", "chance")
+            if name in every[0]
+        },
         **means,
         "intervals": confidence_intervals(of_queries, values[0].labels),
         "intervals_runs": over_runs,
         "train_seconds": sum(result["train_seconds"] for result in every),
         "seconds": sum(result["seconds"] for result in every),
-        "runs": [{"run": name, **{row: result.get(row) for row in rows}} for name, result in results.items()],
+        "runs": [
+            {"run": name, **{row: result.get(row) for row in rows}}
+            for name, result in results.items()
+        ],
     }
 
 
 def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the mean of each metric that all have; counts, which are those of the images, as they are."""
+    """Return the mean of each metric that all have; counts, which are those of the images, as they
+    are."""
     names = [name for name in metrics[0] if all(name in of for of in metrics)]
     return {
-        name: metrics[0][name] if isinstance(metrics[0][name], int) else sum(of[name] for of in metrics) / len(metrics)
+        name: metrics[0][name]
+        if isinstance(metrics[0][name], int)
+        else sum(of[name] for of in metrics) / len(metrics)
         for name in names
     }
 
@@ -443,7 +531,8 @@ def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     """Return the metrics of the embeddings of several runs side by side, on the unseen classes.
 
-    Each is normalized, and all count alike, as the concatenated models of Musgrave et al. (ECCV 2020).
+    Each is normalized, and all count alike, as the concatenated models of Musgrave et al. (ECCV
+    2020).
 
     Args:
         runs: Runs of the same images.
@@ -451,4 +540,6 @@ def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     together = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
     images, ks = runs[0].splits.test, runs[0].experiment.recall_ks()
     assert images is not None  # a final model has no folds
-    return evaluate_dataset(together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL)
+    return evaluate_dataset(
+        together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL
+    )

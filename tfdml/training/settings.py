@@ -1,4 +1,5 @@
-"""The settings of a training run, stage by stage and together: every choice with its default, meaning and bounds."""
+"""The settings of a training run, stage by stage and together: every choice with its default,
+meaning and bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ _CHECKS: dict[Any, Callable] = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What every stage's settings share: each field is checked by its type, its choices and its bounds.
+    """What every stage's settings share: each field is checked by its type, its choices and its
+    bounds.
 
     Attributes:
         stored: Whether a run stores the values, so that they may hold no password.
@@ -55,21 +57,27 @@ class Settings:
             object.__setattr__(self, field.name, value)
             if self.stored and isinstance(value, str) and redact_text(value) != value:
                 shown = f"--{field.name}={redact_text(value)}"
-                raise UserError(f"{shown} has a user or password, which a run would store: use the environment")
+                raise UserError(
+                    f"{shown} has a user or password, which a run would store: use the environment"
+                )
             choices, check = (field.metadata.get(rule) for rule in ("choices", "check"))
             if choices and value not in choices:
                 raise UserError(f"--{field.name}={value}: must be one of {', '.join(choices)}")
             if check and not check(value):
-                raise UserError(f"--{field.name}={value}: out of range. {meanings(type(self))[field.name]}")
+                raise UserError(
+                    f"--{field.name}={value}: out of range. {meanings(type(self))[field.name]}"
+                )
 
 
 def choice(default: Any, **rules: Any) -> Any:
-    """Return a field of settings, which is also a flag; what it means is in the `Args` of its class.
+    """Return a field of settings, which is also a flag; what it means is in the `Args` of its
+    class.
 
     Args:
         default: Its default.
-        **rules: `choices`: the values that there are; `check`: whether a value is in range; `effect`: when it has an
-            effect, if not always; `paths`: whether the flag takes paths and patterns.
+        **rules: `choices`: the values that there are; `check`: whether a value is in range;
+            `effect`: when it has an effect, if not always; `paths`: whether the flag takes paths
+            and patterns.
     """
     return dataclasses.field(default=default, metadata=rules)
 
@@ -125,7 +133,9 @@ def integers(text: str, flag: str, required: bool = False) -> tuple[int, ...]:
     except ValueError:
         values = (0,)
     if (required and not values) or any(not 1 <= value <= LARGEST_INTEGER for value in values):
-        raise UserError(f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4")
+        raise UserError(
+            f"{flag}={text}: write integers of 1 to {LARGEST_INTEGER:,} with commas, e.g. 1,2,4"
+        )
     return values
 
 
@@ -149,13 +159,21 @@ def as_text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-#: The names that `augmentation`, `sampling`, `holdout_sampling` and `head` may have, each with its options and their
-#: defaults.
-AUGMENTATIONS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS} | {"random_resized_crop": {"min_scale": 0.08}}
+#: The names that `augmentation`, `sampling`, `holdout_sampling` and `head` may have, each with its
+#: options and their defaults.
+AUGMENTATIONS: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS} | {
+    "random_resized_crop": {"min_scale": 0.08}
+}
 SAMPLING: dict[str, dict[str, Any]] = {
     "class_balanced": {"short_classes": "repeat"},
     "hierarchical": {"super_classes": 1, "weights": "proportional", "short_classes": "repeat"},
-    "neighbors": {"every": 1, "anchor_classes": 4, "skip_top": 0, "relative_margin": None, "short_classes": "repeat"},
+    "neighbors": {
+        "every": 1,
+        "anchor_classes": 4,
+        "skip_top": 0,
+        "relative_margin": None,
+        "short_classes": "repeat",
+    },
     "whole_classes": {},
     "shuffle": {},
     "pairs": {},
@@ -202,7 +220,8 @@ def with_options(text: str, flag: str, names: Mapping[str, Mapping[str, Any]]) -
 
 def _samples(*names: str) -> Effect:
     return Effect(
-        lambda given: given["sampling"].partition("(")[0].strip() in names, f"--sampling={' or '.join(names)}"
+        lambda given: given["sampling"].partition("(")[0].strip() in names,
+        f"--sampling={' or '.join(names)}",
     )
 
 
@@ -221,15 +240,24 @@ def _names_horde(given: Mapping[str, Any]) -> bool:
 
 
 _IMAGES = Effect(lambda given: not given["features"], "images, not --features")
-_WITH_FILES = Effect(lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files")
+_WITH_FILES = Effect(
+    lambda given: given["dataset"] != "glyphs", "another --dataset than glyphs, which has no files"
+)
 _SHARED_RATE = Effect(
     lambda given: any(given[rate] < 0 for rate in _RATES),
-    "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of -1)",
+    "a part without a rate of its own (--backbone_rate, --projection_rate or --objective_rate of "
+    "-1)",
 )
-_EPOCHS_OF_PASSES = both(needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch"))
-_DROPS_IN_TIME = both(needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs"))
+_EPOCHS_OF_PASSES = both(
+    needs("epochs"), Effect(lambda given: not given["steps_per_epoch"], "no --steps_per_epoch")
+)
+_DROPS_IN_TIME = both(
+    needs("schedule", "step"), Effect(_drops, "an epoch in it that is below --epochs")
+)
 _HORDE = Effect(_names_horde, "horde(...) in --objectives")
-_NO_LIST = Effect(lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself")
+_NO_LIST = Effect(
+    lambda given: "," not in given["seeds"], "--seeds without a list, which names the seeds itself"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,39 +266,46 @@ class DataSettings(Settings):
 
     Args:
         dataset: Data set: a name of the catalog, or folder for any tree of class folders.
-        data_dir: Folder of the unpacked data set, or of the images that --features name. glyphs needs none.
-        features: Stored embeddings with labels instead of images, on which a --head is trained: a folder of tfdml
-            embed, or a Parquet, .npz or .npy file.
-        text_backbone: Train an embedder of texts next to that of images, for objectives such as clip and siglip. The
-            texts are those of a list, or else the names of the classes. It reads bytes(length=64, width=64,
-            pooling=max), from scratch; or is the text half of a preset of KerasHub, hub:NAME(length=0, pooling=avg,
-            truncate=false), where 0 is the preset's own length; each with a rate of its own, where 0 freezes it
-            (rate=-1). Or, next to --features, vectors(path=...) of the texts.
+        data_dir: Folder of the unpacked data set, or of the images that --features name. glyphs
+            needs none.
+        features: Stored embeddings with labels instead of images, on which a --head is trained: a
+            folder of tfdml embed, or a Parquet, .npz or .npy file.
+        text_backbone: Train an embedder of texts next to that of images, for objectives such as
+            clip and siglip. The texts are those of a list, or else the names of the classes. It
+            reads bytes(length=64, width=64, pooling=max), from scratch; or is the text half of a
+            preset of KerasHub, hub:NAME(length=0, pooling=avg, truncate=false), where 0 is the
+            preset's own length; each with a rate of its own, where 0 freezes it (rate=-1). Or, next
+            to --features, vectors(path=...) of the texts.
         dataset_options: Options of the data set, e.g. 'images_per_class=40' or 'test_fraction=0.3'.
-        bad_images: What to do with files that are no readable images; skip decodes every image first.
-        drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left out.
-        final_of: Train the final model of this run: with its settings, and as many steps as it had until its selected
-            epoch, on all classes, of which none is left to measure it on.
+        bad_images: What to do with files that are no readable images; skip decodes every image
+            first.
+        drop: A CSV file of tfdml audit, maybe edited: training images whose action is drop are left
+            out.
+        final_of: Train the final model of this run: with its settings, and as many steps as it had
+            until its selected epoch, on all classes, of which none is left to measure it on.
         holdout_classes: Share of the training classes that is held out, as validation classes.
-        holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as many groups of
-            classes of about the same size (stratified). --folds sets part=N of either: which of the disjoint parts of
-            the training classes is held out, from 1 on (part=0: any classes).
-        cache: Keep the decoded images in memory; auto: where they are seen again, and take less than 4 GiB and half of
-            the free memory.
+        holdout_sampling: How --holdout_classes are drawn: all alike (random), or one of each of as
+            many groups of classes of about the same size (stratified). --folds sets part=N of
+            either: which of the disjoint parts of the training classes is held out, from 1 on
+            (part=0: any classes).
+        cache: Keep the decoded images in memory; auto: where they are seen again, and take less
+            than 4 GiB and half of the free memory.
         image_size: Height and width in pixels of the crops that the network sees.
         resize: Pixels to which images are resized before the crop.
-        resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the longer side does and
-            --pad_color fills up the square (pad).
+        resize_mode: Whether the shorter side becomes --resize; both sides do (squash); or the
+            longer side does and --pad_color fills up the square (pad).
         pad_color: Color around images: black, white, or R,G,B of 0 to 255.
-        augmentation: How training crops are taken: random_crop; random_resized_crop(min_scale=0.08), of at least this
-            share of the image's area; multi_resolution; or none.
+        augmentation: How training crops are taken: random_crop;
+            random_resized_crop(min_scale=0.08), of at least this share of the image's area;
+            multi_resolution; or none.
         flip: Mirror every second training image.
-        policy: What happens to the finished crops, by Keras's layers: e.g. 'rand_augment(factor=0.4) + 0.2 * grayscale'
-            (the second on a fifth of the images).
+        policy: What happens to the finished crops, by Keras's layers: e.g.
+            'rand_augment(factor=0.4) + 0.2 * grayscale' (the second on a fifth of the images).
         sampling: What a batch is: P classes x K images; the same from hierarchical(super_classes=1,
-            weights=proportional), or of classes that the embedder confuses: neighbors(every=1, anchor_classes=4,
-            skip_top=0, relative_margin=none), each with short_classes=repeat or drop, for those of fewer than K images;
-            whole_classes; a plain shuffle; given pairs; or texts, all different.
+            weights=proportional), or of classes that the embedder confuses: neighbors(every=1,
+            anchor_classes=4, skip_top=0, relative_margin=none), each with short_classes=repeat or
+            drop, for those of fewer than K images; whole_classes; a plain shuffle; given pairs; or
+            texts, all different.
         classes_per_batch: P; 0: 20, or all where there are fewer.
         images_per_class: K, the images of each class in a batch.
         batch_size: Images per batch, over all replicas, without P and K.
@@ -279,7 +314,8 @@ class DataSettings(Settings):
         UserError: A value is out of range, or two do not go together.
 
     Example:
-        >>> DataSettings(dataset="glyphs", dataset_options="size=32", image_size=28, resize=32).data_options()
+        >>> DataSettings(dataset="glyphs", dataset_options="size=32", image_size=28,
+        ...     resize=32).data_options()
         {'size': 32}
     """
 
@@ -299,7 +335,10 @@ class DataSettings(Settings):
     resize: int = choice(256, check=positive, effect=_IMAGES)
     resize_mode: str = choice("shorter", choices=("shorter", "squash", "pad"), effect=_IMAGES)
     pad_color: str = choice(
-        "black", effect=both(either(needs("resize_mode", "pad"), needs("augmentation", "multi_resolution")), _IMAGES)
+        "black",
+        effect=both(
+            either(needs("resize_mode", "pad"), needs("augmentation", "multi_resolution")), _IMAGES
+        ),
     )
     augmentation: str = choice("random_crop", effect=_IMAGES)
     flip: bool = choice(True, effect=_IMAGES)
@@ -308,18 +347,28 @@ class DataSettings(Settings):
     sampling: str = "class_balanced"
     classes_per_batch: int = choice(0, check=not_negative, effect=_BY_CLASS)
     images_per_class: int = choice(5, check=positive, effect=_BY_CLASS)
-    batch_size: int = choice(100, check=positive, effect=_samples("shuffle", "whole_classes", "pairs", "texts"))
+    batch_size: int = choice(
+        100, check=positive, effect=_samples("shuffle", "whole_classes", "pairs", "texts")
+    )
 
     def __post_init__(self):
         super().__post_init__()
-        if self.resize < self.image_size and self.augmentation_call().name in ("random_crop", "none"):
-            raise UserError(f"--resize={self.resize} is smaller than --image_size={self.image_size}")
+        if self.resize < self.image_size and self.augmentation_call().name in (
+            "random_crop",
+            "none",
+        ):
+            raise UserError(
+                f"--resize={self.resize} is smaller than --image_size={self.image_size}"
+            )
         as_color(self.pad_color)
         if self.features and self.policy.strip():
             raise UserError("--policy changes images, and --features are vectors")
         self.data_options(), self.augmentation_call(), self.sampling_call(), self.held_out(0)
         if self.text_backbone and bool(self.features) != (self.text_call().name == "vectors"):
-            raise UserError(f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features alone")
+            raise UserError(
+                f"--text_backbone={self.text_backbone}: stored vectors of texts go with --features "
+                "alone"
+            )
         if self.policy.strip():
             parse_sum(self.policy, "--policy")
 
@@ -364,26 +413,29 @@ class ModelSettings(Settings):
     """The embedder: its backbone and weights, and what stands behind them.
 
     Args:
-        backbone: Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of KerasHub with its weights,
-            by name or folder: hub:dinov2_small.
+        backbone: Backbone, with its options: e.g. 'mobilenetv2(alpha=0.35)'; or a preset of
+            KerasHub with its weights, by name or folder: hub:dinov2_small.
         weights: Backbone weights: none, imagenet, or the path of a .weights.h5 file.
-        head: What projects the pooled features, or --features, to the embedding: linear(bias=true); mlp(hidden=512),
-            with a hidden layer of ReLU; whitened(power, shrinkage), which starts as the PCA whitening of the training
-            images; or ensemble(heads=8), an attention ensemble (ABE) that shares --embedding_dim.
+        head: What projects the pooled features, or --features, to the embedding: linear(bias=true);
+            mlp(hidden=512), with a hidden layer of ReLU; whitened(power, shrinkage), which starts
+            as the PCA whitening of the training images; or ensemble(heads=8), an attention ensemble
+            (ABE) that shares --embedding_dim.
         embedding_dim: Size of the embedding; 0: that of the pooled features, which it then is.
-        pooling: Pooling over the positions of the feature map: avg; max; gem, a trained power mean; attention, to a
-            trained query; or cls, a transformer's class token.
+        pooling: Pooling over the positions of the feature map: avg; max; gem, a trained power mean;
+            attention, to a trained query; or cls, a transformer's class token.
         dropout: Share of the pooled features that is left out before the projection, in training.
-        batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma and beta); train.
+        batch_norm: BatchNorm of the backbone: frozen; statistics (frozen statistics, trained gamma
+            and beta); train.
         mixed_precision: Dtype policy of the network.
-        start_from: Start from the weights of an old run, matched by part: a run folder (its newest checkpoint), a
-            checkpoint, or a .keras file.
+        start_from: Start from the weights of an old run, matched by part: a run folder (its newest
+            checkpoint), a checkpoint, or a .keras file.
 
     Raises:
         UserError: A value is out of range, or two do not go together.
 
     Example:
-        >>> ModelSettings(backbone="conv4(width=32)", batch_norm="train", embedding_dim=64).backbone_call()
+        >>> ModelSettings(backbone="conv4(width=32)", batch_norm="train",
+        ...     embedding_dim=64).backbone_call()
         Call(name='conv4', arguments={'width': 32})
     """
 
@@ -424,26 +476,29 @@ class OptimizationSettings(Settings):
         objectives: Terms of the loss: e.g. 'am_softmax(margin=0.05) + 0.4 * jrs'.
         epochs: Number of epochs.
         steps_per_epoch: Steps per epoch; 0: one pass over the training images.
-        min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs are longer.
-        optimizer: Optimizer. pytorch_adam and pytorch_adamw follow PyTorch's formulas, the others those of Keras,
-            TensorFlow and Caffe. They differ in where epsilon is added.
+        min_steps: Least steps of the run: where one pass over few images an epoch is less, epochs
+            are longer.
+        optimizer: Optimizer. pytorch_adam and pytorch_adamw follow PyTorch's formulas, the others
+            those of Keras, TensorFlow and Caffe. They differ in where epsilon is added.
         learning_rate: Base learning rate.
         backbone_rate: Learning rate of the backbone; -1: the base rate, 0: it does not train.
         projection_rate: Learning rate of the projection; -1: the base rate.
         objective_rate: Learning rate of the objectives' own weights; -1: the base rate.
-        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine to 0 at the end.
+        schedule: How the rates fall: in steps, by --drop_epochs, or along half a cosine to 0 at the
+            end.
         warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
         weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw.
         epsilon: Adam's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
-        ema: Which share of its old value the running average of each weight keeps in a step, e.g. 0.999: the averages
-            are evaluated and kept. 0: none.
-        gradient_cache: Keep the activations of this many images of the batch (of each device) at a time: batches beyond
-            the memory, for one more pass forward; 0: of all at once.
-        steps_per_execution: Run this many steps between two returns to Python, for the same result; of an epoch that is
-            no multiple of it, the most below it that divides the epoch. Alarms, checkpoints and signals wait for them.
+        ema: Which share of its old value the running average of each weight keeps in a step, e.g.
+            0.999: the averages are evaluated and kept. 0: none.
+        gradient_cache: Keep the activations of this many images of the batch (of each device) at a
+            time: batches beyond the memory, for one more pass forward; 0: of all at once.
+        steps_per_execution: Run this many steps between two returns to Python, for the same result;
+            of an epoch that is no multiple of it, the most below it that divides the epoch. Alarms,
+            checkpoints and signals wait for them.
 
     Raises:
         UserError: A value is out of range, or text cannot be read.
@@ -465,7 +520,9 @@ class OptimizationSettings(Settings):
     schedule: str = choice("step", choices=SCHEDULES)
     warm_up_epochs: float = choice(0.0, check=not_negative)
     drop_epochs: str = choice("", effect=_DROPS_IN_TIME)
-    drop_factor: float = choice(0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs")))
+    drop_factor: float = choice(
+        0.1, check=positive, effect=both(needs("schedule", "step"), needs("drop_epochs"))
+    )
     weight_decay: float = choice(0.0, check=not_negative)
     epsilon: float = choice(
         -1.0,
@@ -481,7 +538,9 @@ class OptimizationSettings(Settings):
         super().__post_init__()
         self.drop_steps(1)
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
-            raise UserError(f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}")
+            raise UserError(
+                f"--warm_up_epochs={self.warm_up_epochs:g} leaves none of --epochs={self.epochs}"
+            )
         parse_sum(self.objectives, "--objectives")
 
     def epoch_steps(self, one_pass: int) -> int:
@@ -527,7 +586,11 @@ class OptimizationSettings(Settings):
 
     def learning_rates(self) -> dict[str, float]:
         """Return the rate of each part at the first step."""
-        rates = {"backbone": self.backbone_rate, "projection": self.projection_rate, "objectives": self.objective_rate}
+        rates = {
+            "backbone": self.backbone_rate,
+            "projection": self.projection_rate,
+            "objectives": self.objective_rate,
+        }
         return {part: self.learning_rate if rate < 0 else rate for part, rate in rates.items()}
 
 
@@ -544,12 +607,14 @@ class EvaluationSettings(Settings):
     Args:
         ks: The K of Recall@K.
         evaluate_every: Evaluate the unseen classes every this many epochs; 0: at the end only.
-        selection: Which epoch's embedder is kept: the last; the best on the held-out training classes (validation); the
-            best on the test classes (test: the papers' way, which gives too high a number).
-        selection_metric: The metric that selects the epoch, as in tfdml evaluate --metrics; of given pairs auc, of
-            triplets triplet_accuracy; of texts that search images text_to_image/map, and the reverse image_to_text/map.
-        moment_embedder: Also write and measure moments.keras, which searches with all orders of horde, reduced by a
-            PCA.
+        selection: Which epoch's embedder is kept: the last; the best on the held-out training
+            classes (validation); the best on the test classes (test: the papers' way, which gives
+            too high a number).
+        selection_metric: The metric that selects the epoch, as in tfdml evaluate --metrics; of
+            given pairs auc, of triplets triplet_accuracy; of texts that search images
+            text_to_image/map, and the reverse image_to_text/map.
+        moment_embedder: Also write and measure moments.keras, which searches with all orders of
+            horde, reduced by a PCA.
         report: Write report/index.html at the end.
 
     Raises:
@@ -570,15 +635,23 @@ class EvaluationSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         if self.moment_embedder and self.selection != "last":
-            raise UserError("--moment_embedder needs the moments of the last epoch: use --selection=last")
+            raise UserError(
+                "--moment_embedder needs the moments of the last epoch: use --selection=last"
+            )
         direction, _, metric = self.selection_metric.rpartition("/")
         if 1 not in self.recall_ks() and self.selection != "last" and metric == "recall@1":
-            raise UserError(f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}")
+            raise UserError(
+                f"--selection={self.selection} goes by recall@1: add 1 to --ks={self.ks}"
+            )
         if metric not in USUAL_METRICS + PAIR_METRICS or direction:
             from tfdml.evaluation.metrics import find_metric
 
             with user_errors(UserError, f"--selection_metric={self.selection_metric}: {REASON}"):
-                find_metric(metric if direction in ("", "text_to_image", "image_to_text") else self.selection_metric)
+                find_metric(
+                    metric
+                    if direction in ("", "text_to_image", "image_to_text")
+                    else self.selection_metric
+                )
 
     def recall_ks(self) -> tuple[int, ...]:
         """Return the K of Recall@K."""
@@ -595,20 +668,25 @@ class RunSettings(Settings):
     Args:
         run_dir: Folder of the run; must not exist yet, unless --resume.
         seed: Seed of weights, batches and augmentation.
-        seeds: Train a run for each of several seeds, in seed_N of --run_dir, and report their mean with intervals: how
-            many, from --seed on (3), or which (0,1,2).
-        folds: Train a run for each of this many parts of the training classes, with that part held out, in fold_N of
-            --run_dir, and report their mean, and what their embeddings side by side reach.
-        deterministic: On a CPU, run one operation at a time (each on all cores), so that the same run gives the same
-            bits. Without it training is up to a fifth faster. On JAX a CPU gives the same bits either way.
-        logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs there are.
-        shard_classes: Divide the proxies of classes, and their optimizer state, among the devices: for very many
-            classes. On JAX.
+        seeds: Train a run for each of several seeds, in seed_N of --run_dir, and report their mean
+            with intervals: how many, from --seed on (3), or which (0,1,2).
+        folds: Train a run for each of this many parts of the training classes, with that part held
+            out, in fold_N of --run_dir, and report their mean, and what their embeddings side by
+            side reach.
+        deterministic: On a CPU, run one operation at a time (each on all cores), so that the same
+            run gives the same bits. Without it training is up to a fifth faster. On JAX a CPU gives
+            the same bits either way.
+        logical_devices: Split the CPU into this many logical devices and train on all; 0: the GPUs
+            there are.
+        shard_classes: Divide the proxies of classes, and their optimizer state, among the devices:
+            for very many classes. On JAX.
         checkpoint_steps: Checkpoint every this many steps, besides each epoch.
-        watch_every: Look at a batch every this many steps: gradients by part and term, how far embeddings spread,
-            alarms; 0: never.
-        log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as my_logging.start.
-        imports: Modules of your own, with commas, that register losses, data sets and the like: see `tfdml.register`.
+        watch_every: Look at a batch every this many steps: gradients by part and term, how far
+            embeddings spread, alarms; 0: never.
+        log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as
+            my_logging.start.
+        imports: Modules of your own, with commas, that register losses, data sets and the like: see
+            `tfdml.register`.
 
     Raises:
         UserError: A value is out of range, or the folder is not named.
@@ -633,10 +711,16 @@ class RunSettings(Settings):
     def __post_init__(self):
         super().__post_init__()
         if not self.run_dir:
-            raise UserError("--run_dir is missing: name the folder that the run writes, e.g. --run_dir=runs/first")
+            raise UserError(
+                "--run_dir is missing: name the folder that the run writes, e.g. "
+                "--run_dir=runs/first"
+            )
         self.seed_list()
         if self.log_to and not re.fullmatch(r"(\w+\.)+\w+", self.log_to):
-            raise UserError(f"--log_to={self.log_to}: name what makes a Keras callback, such as my_logging.start")
+            raise UserError(
+                f"--log_to={self.log_to}: name what makes a Keras callback, such as "
+                "my_logging.start"
+            )
 
     def seed_list(self) -> tuple[int, ...]:
         """Return the seeds of `seeds`; empty where `seed` is the only one.
@@ -655,14 +739,20 @@ class RunSettings(Settings):
             seeds = [int(part) for part in self.seeds.split(",")]
         if len(seeds) == 1:
             seeds = list(range(self.seed, self.seed + min(seeds[0], _MOST_SEEDS + 1)))
-        if not 2 <= len(set(seeds)) == len(seeds) <= _MOST_SEEDS or min(seeds) < 0 or max(seeds) > LARGEST_INTEGER:
+        if (
+            not 2 <= len(set(seeds)) == len(seeds) <= _MOST_SEEDS
+            or min(seeds) < 0
+            or max(seeds) > LARGEST_INTEGER
+        ):
             raise UserError(wrong)
         return tuple(seeds)
 
 
 # The bases stand from last to first: a dataclass has the fields of its last base first.
 @dataclasses.dataclass(frozen=True)
-class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSettings, DataSettings):
+class Experiment(
+    RunSettings, EvaluationSettings, OptimizationSettings, ModelSettings, DataSettings
+):
     """The settings of a run; each field is also a flag of `tfdml train` with the same name.
 
     It is the settings of every stage, in whose classes the fields are described.
@@ -671,8 +761,10 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
         UserError: A value is out of range; the message names the flag.
 
     Example:
-        >>> network = {"backbone": "conv4", "batch_norm": "train", "image_size": 28, "resize": 32, "embedding_dim": 64}
-        >>> experiment = Experiment(run_dir="runs/first", dataset="glyphs", flip=False, epochs=1, **network)
+        >>> network = {"backbone": "conv4", "batch_norm": "train", "image_size": 28, "resize": 32,
+        ...     "embedding_dim": 64}
+        >>> experiment = Experiment(run_dir="runs/first", dataset="glyphs", flip=False, epochs=1,
+        ...     **network)
         >>> experiment.backbone, experiment.epochs
         ('conv4', 1)
         >>> tfdml.training.train(experiment).result["dataset"]  # and "metrics", "metrics_before", "intervals", ...
@@ -682,20 +774,31 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
     def __post_init__(self):
         super().__post_init__()
         if self.folds and (self.seeds or self.holdout_classes):
-            raise UserError("--folds holds out classes itself, with one seed: leave out --holdout_classes and --seeds")
+            raise UserError(
+                "--folds holds out classes itself, with one seed: leave out --holdout_classes and "
+                "--seeds"
+            )
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
-            raise UserError("--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1")
+            raise UserError(
+                "--selection=validation needs held-out classes: add e.g. --holdout_classes=0.1"
+            )
         if "/" in self.selection_metric and not self.text_backbone:
-            raise UserError(f"--selection_metric={self.selection_metric}: texts need a --text_backbone")
+            raise UserError(
+                f"--selection_metric={self.selection_metric}: texts need a --text_backbone"
+            )
 
     def learning_rates(self) -> dict[str, float]:
-        """Return the rate of each part at the first step; a backbone of texts from scratch has the projection's."""
+        """Return the rate of each part at the first step; a backbone of texts from scratch has the
+        projection's."""
         rates = super().learning_rates()
         if self.text_backbone:
             call = self.text_call()
             rate = call.arguments.get("rate", -1.0)
             usual = rates["backbone" if call.name.startswith(PREFIX) else "projection"]
-            rates |= {"text backbone": usual if rate < 0 else rate, "text projection": rates["projection"]}
+            rates |= {
+                "text backbone": usual if rate < 0 else rate,
+                "text projection": rates["projection"],
+            }
         return rates
 
     def as_flags(self) -> str:
@@ -724,7 +827,8 @@ class Experiment(RunSettings, EvaluationSettings, OptimizationSettings, ModelSet
 
     @classmethod
     def of_recipe(cls, recipe: str = "auto", **given: Any) -> Experiment:
-        """Return an experiment with the settings of a recipe, but for those that are given: see `with_recipe`.
+        """Return an experiment with the settings of a recipe, but for those that are given: see
+        `with_recipe`.
 
         Example:
             >>> Experiment.of_recipe("scratch", run_dir="runs/first", schedule="step").schedule
@@ -751,17 +855,24 @@ def _settings(flags: Mapping[str, str]) -> dict[str, Any]:
 
 #: When a setting has an effect, by setting. Those that are not here always have one.
 EFFECTS: dict[str, Effect] = {
-    field.name: field.metadata["effect"] for field in dataclasses.fields(Experiment) if "effect" in field.metadata
+    field.name: field.metadata["effect"]
+    for field in dataclasses.fields(Experiment)
+    if "effect" in field.metadata
 }
 
-#: How to train where nothing is known but the data: the names of the flag files in `configs/recipes`.
+#: How to train where nothing is known but the data: the names of the flag files in
+#: `configs/recipes`.
 RECIPES = ("finetune", "frozen", "scratch")
 # Where one of these is given, the recipe has a say in none of its group.
-_GROUPS = (frozenset({"epochs", "steps_per_epoch", "min_steps"}), frozenset({"schedule", "drop_epochs"}))
+_GROUPS = (
+    frozenset({"epochs", "steps_per_epoch", "min_steps"}),
+    frozenset({"schedule", "drop_epochs"}),
+)
 
 
 def recipe_for(given: Mapping[str, Any]) -> str:
-    """Return the recipe that suits settings: `frozen` where no backbone trains, `scratch` without weights.
+    """Return the recipe that suits settings: `frozen` where no backbone trains, `scratch` without
+    weights.
 
     Example:
         >>> recipe_for({}), recipe_for({"weights": "imagenet"}), recipe_for({"features": "vectors.npz"})
@@ -774,12 +885,13 @@ def recipe_for(given: Mapping[str, Any]) -> str:
 
 
 def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of a recipe, which count where they are not given and have an effect.
+    """Return settings with those of a recipe, which count where they are not given and have an
+    effect.
 
     Args:
         recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
-        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not the recipe's, and
-            with `drop_epochs` the schedule.
+        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not
+            the recipe's, and with `drop_epochs` the schedule.
 
     Example:
         >>> with_recipe("none", {"epochs": 1})
@@ -793,6 +905,10 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     settings = _settings(parse_flags(file.read_text(encoding="utf-8")))
     left_out = given.keys() | {name for group in _GROUPS if given.keys() & group for name in group}
     settings = {name: value for name, value in settings.items() if name not in left_out}
-    together = {field.name: field.default for field in dataclasses.fields(Experiment)} | settings | dict(given)
+    together = (
+        {field.name: field.default for field in dataclasses.fields(Experiment)}
+        | settings
+        | dict(given)
+    )
     vain = in_vain(EFFECTS, together, settings)
     return {name: value for name, value in settings.items() if name not in vain} | dict(given)

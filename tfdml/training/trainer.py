@@ -43,22 +43,28 @@ from tfdml.version import __version__, installed
 
 
 def train(
-    experiment: Experiment, resume: bool = False, saved: Callable[[], None] = lambda: None, *, finish: bool = False
+    experiment: Experiment,
+    resume: bool = False,
+    saved: Callable[[], None] = lambda: None,
+    *,
+    finish: bool = False,
 ) -> TrainingRun | None:
     """Run an experiment to its end.
 
-    Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT, SIGTERM or SIGHUP it
-    saves a checkpoint at the end of the execution of steps; a second signal ends the process at once.
+    Stopped or killed at any moment, a run is continued by `resume` to the same end. On SIGINT,
+    SIGTERM or SIGHUP it saves a checkpoint at the end of the execution of steps; a second signal
+    ends the process at once.
 
     Args:
         experiment: The settings.
-        resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was trained to its end,
-            make what is missing of its results.
+        resume: Continue the run in `experiment.run_dir` from its newest checkpoint; of one that was
+            trained to its end, make what is missing of its results.
         saved: Called after every checkpoint.
         finish: With `resume`: train no further, and make the results of what has been trained.
 
     Returns:
-        The run: of several seeds or folds, with `runs`. None in all but the first of several processes.
+        The run: of several seeds or folds, with `runs`. None in all but the first of several
+        processes.
 
     Raises:
         UserError: Something that the user can mend, before training where it can be known then.
@@ -78,7 +84,11 @@ def train(
     if experiment.deterministic and experiment.logical_devices < 2:
         workers.one_operation_at_a_time()
     processes = workers.join(experiment.logical_devices)
-    with Interruption() as interruption, processes.ending_together(), contextlib.ExitStack() as owned:
+    with (
+        Interruption() as interruption,
+        processes.ending_together(),
+        contextlib.ExitStack() as owned,
+    ):
         try:
             _check_alike(experiment, processes)
             # A run that was killed before its flags were written is as good as none.
@@ -130,28 +140,39 @@ def _finished(folder: RunFolder, experiment: Experiment) -> dict[str, Any] | Non
 
 
 def runs_of(experiment: Experiment) -> list[Experiment]:
-    """Return the runs of several seeds, or of folds: in the folders `seed_<seed>` or `fold_<part>` of that of all.
+    """Return the runs of several seeds, or of folds: in the folders `seed_<seed>` or `fold_<part>`
+    of that of all.
 
     Example:
         >>> [run.run_dir for run in runs_of(Experiment(run_dir="runs/cars", seeds="2"))]
         ['runs/cars/seed_0', 'runs/cars/seed_1']
     """
-    place, change = experiment.run_dir, functools.partial(dataclasses.replace, experiment, seeds="", folds=0)
+    place, change = (
+        experiment.run_dir,
+        functools.partial(dataclasses.replace, experiment, seeds="", folds=0),
+    )
     seeds = [change(seed=seed, run_dir=f"{place}/seed_{seed}") for seed in experiment.seed_list()]
     parts = range(1, experiment.folds + 1)
     _, _, sampling, _ = experiment.held_out(experiment.seed)
     folds = [(f"{place}/fold_{part}", f"{sampling}(part={part})") for part in parts]
     share = 1 / max(len(folds), 1)
-    return seeds or [change(holdout_classes=share, holdout_sampling=how, run_dir=path) for path, how in folds]
+    return seeds or [
+        change(holdout_classes=share, holdout_sampling=how, run_dir=path) for path, how in folds
+    ]
 
 
 def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], None]) -> TrainingRun:
-    """Train a run for each of the seeds or folds, one after another, then write their common result.
+    """Train a run for each of the seeds or folds, one after another, then write their common
+    result.
 
-    Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the others resume.
+    Each is an ordinary run in its own folder; with `resume`, those that have ended are kept and the
+    others resume.
     """
     if workers.rank_and_count()[1] > 1:
-        raise UserError("--seeds and --folds train run after run in one process: leave them out where several train")
+        raise UserError(
+            "--seeds and --folds train run after run in one process: leave them out where several "
+            "train"
+        )
     folder = RunFolder(experiment.run_dir)
     resume = resume and not folder.is_untouched()
     if resume:
@@ -200,14 +221,17 @@ def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
     for name in sorted(versions.keys() | chief["versions"].keys()):
         own, other = versions.get(name, "none"), chief["versions"].get(name, "none")
         if own != other:
-            raise UserError(f"{name} {own} {here} and {other} on worker 0: install the same version")
+            raise UserError(
+                f"{name} {own} {here} and {other} on worker 0: install the same version"
+            )
     for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
         if name not in (*MAY_DIFFER, "weights", "start_from"):
             raise UserError(f"--{name}={own} {here} and {other} on worker 0: use the same")
 
 
 class Trainer:
-    """The objects of a run, and what is done with them, in the order of the methods. Making one writes nothing.
+    """The objects of a run, and what is done with them, in the order of the methods. Making one
+    writes nothing.
 
     Args:
         experiment: The settings.
@@ -235,7 +259,12 @@ class Trainer:
         logging.info("%s", parts.cache.reason)
         if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
             asked = f"--steps_per_execution={experiment.steps_per_execution}"
-            logging.warning("%d steps an execution, not %s: epochs have %d", together, asked, parts.steps_per_epoch)
+            logging.warning(
+                "%d steps an execution, not %s: epochs have %d",
+                together,
+                asked,
+                parts.steps_per_epoch,
+            )
         self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
@@ -250,7 +279,9 @@ class Trainer:
         names = workers.device_names(self.parts.strategy, self.processes)
         data = self.splits.describe(self.experiment.data_dir)
         if changed := differences(self.processes.of_chief(lambda: data), data):
-            raise UserError(f"the images of worker {self.processes.index} are not those of worker 0: {changed}")
+            raise UserError(
+                f"the images of worker {self.processes.index} are not those of worker 0: {changed}"
+            )
         self.processes.of_chief(lambda: self.folder.describe(data, names))
 
     def restore(self) -> bool:
@@ -262,7 +293,8 @@ class Trainer:
         return state is not None
 
     def calibrate(self) -> None:
-        """Whiten the projection where that is asked for and it is new; let objectives measure the training images."""
+        """Whiten the projection where that is asked for and it is new; let objectives measure the
+        training images."""
         experiment = self.experiment
         new = experiment.head_call().name == "whitened" and not experiment.start_from
         with self._naming_bad_images():
@@ -271,12 +303,21 @@ class Trainer:
 
     def fit(self) -> None:
         """Train to the last epoch."""
-        monitor, parts, steps, view = self.monitor, self.parts, self.parts.steps_per_epoch, self.parts.train_view
+        monitor, parts, steps, view = (
+            self.monitor,
+            self.parts,
+            self.parts.steps_per_epoch,
+            self.parts.train_view,
+        )
         loggers = logger_of(self.experiment.log_to) if self.processes.is_chief else []
         with self._naming_bad_images(), self.interruption.deferred():
             monitor.close_epoch()
             left = monitor.step < self.experiment.epochs * steps
-            images = decoded_source(self.splits.train, view, CACHE_LIMIT_MB) if parts.cache.kept and left else False
+            images = (
+                decoded_source(self.splits.train, view, CACHE_LIMIT_MB)
+                if parts.cache.kept and left
+                else False
+            )
             share = Share(parts.sampler, self.processes.index, self.processes.count)
             for first, last in self._spans():
                 if isinstance(parts.sampler, NeighborSampler) and first < last:
@@ -306,7 +347,9 @@ class Trainer:
             UserError: No step has been trained.
         """
         if not self.monitor.step:
-            raise UserError(f"{self.folder.path}: no step has been trained, so there is nothing to finish")
+            raise UserError(
+                f"{self.folder.path}: no step has been trained, so there is nothing to finish"
+            )
         with self._naming_bad_images(), self.interruption.deferred():
             self.monitor.close_epoch(within=True)
 
@@ -323,7 +366,8 @@ class Trainer:
             yield epoch, epoch + 1 if within else min((epoch // every + 1) * every, epochs)
 
     def _update_neighbors(self, sampler: NeighborSampler, epoch: int) -> None:
-        """Have batches of the classes that the embedder confuses, by the last search before an epoch.
+        """Have batches of the classes that the embedder confuses, by the last search before an
+        epoch.
 
         What a search found is in the checkpoints of the steps that depend on it.
         """
@@ -333,7 +377,10 @@ class Trainer:
             embeddings = self.evaluator.embed(self.learner.embedder, "train")
 
             def search() -> list[list[int]]:
-                most, limits = self.experiment.classes_per_batch or MOST_CLASSES, ("skip_top", "relative_margin")
+                most, limits = (
+                    self.experiment.classes_per_batch or MOST_CLASSES,
+                    ("skip_top", "relative_margin"),
+                )
                 own = {name: options[name] for name in limits}
                 return confusable_classes(embeddings, train.labels, most=most, **own).tolist()
 
@@ -342,7 +389,8 @@ class Trainer:
         self.monitor.watcher.forget_batches()
 
     def finish(self) -> TrainingRun | None:
-        """Write the results, and return the run; None in a process that has nothing to do with them."""
+        """Write the results, and return the run; None in a process that has nothing to do with
+        them."""
         left = self.processes.leave(list(checkpoints.variables(self.learner).values()))
         if left is None:
             return None
@@ -350,7 +398,9 @@ class Trainer:
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
             planned = self.experiment.epochs * self.parts.steps_per_epoch
-            run = write_results(self.learner, self.evaluator, self.monitor.state(), seconds, planned)
+            run = write_results(
+                self.learner, self.evaluator, self.monitor.state(), seconds, planned
+            )
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
             left.of_chief(lambda: None)
@@ -374,7 +424,8 @@ def _check_new(folder: RunFolder, experiment: Experiment) -> None:
 
 
 def describe(experiment: Experiment) -> str:
-    """Return what a run would do: images, network, terms and steps. Loads the data and builds the model.
+    """Return what a run would do: images, network, terms and steps. Loads the data and builds the
+    model.
 
     Args:
         experiment: The settings.
@@ -407,8 +458,10 @@ def describe(experiment: Experiment) -> str:
         "trained             parameters   learning rate",
         *_trained(experiment, learner),
         f"batches      {batch_size} images",
-        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: {steps:,} steps, "
-        f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the training images",
+        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: "
+        f"{steps:,} steps, "
+        f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the "
+        "training images",
         f"devices      {', '.join(workers.device_names(parts.strategy))}",
     ]
     return "\n".join([*lines, "", "as a flag file:", experiment.as_flags()])
@@ -416,7 +469,11 @@ def describe(experiment: Experiment) -> str:
 
 def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
     rates = experiment.learning_rates()
-    groups = [(part, part, variables) for part, variables in learner.parts().items() if part != "objectives"]
+    groups = [
+        (part, part, variables)
+        for part, variables in learner.parts().items()
+        if part != "objectives"
+    ]
     groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
     for part, name, variables in groups:
         count = sum(math.prod(variable.shape) for variable in variables)

@@ -1,7 +1,7 @@
 """Looks at a batch every so many steps: gradients by part and term, and how far embeddings spread.
 
-What it sees is written for TensorBoard and `watch.json`. A collapse of the embeddings raises an alarm. Other libraries,
-Weights & Biases and MLflow, receive the numbers of each epoch.
+What it sees is written for TensorBoard and `watch.json`. A collapse of the embeddings raises an
+alarm. Other libraries, Weights & Biases and MLflow, receive the numbers of each epoch.
 """
 
 import dataclasses
@@ -29,8 +29,9 @@ from tfdml.training.build import Components
 class GradientSampler:
     """Measures batches by a learner as it stands, on one device.
 
-    The loss is a function of the values of the learner's variables: what a step would change, such as moving statistics
-    and random states, is dropped. Losses that layers add by `add_loss` are not among the terms.
+    The loss is a function of the values of the learner's variables: what a step would change, such
+    as moving statistics and random states, is dropped. Losses that layers add by `add_loss` are not
+    among the terms.
 
     Args:
         learner: A built learner.
@@ -48,7 +49,11 @@ class GradientSampler:
         place = {id(variable): index for index, variable in enumerate(self._variables[0])}
         self._drawn = {place[weight] for weight in learner.drawn_weight_ids}
         #: The places of each part's variables.
-        self._parts = {part: [place[id(v)] for v in members] for part, members in learner.parts().items() if members}
+        self._parts = {
+            part: [place[id(v)] for v in members]
+            for part, members in learner.parts().items()
+            if members
+        }
         self._measure: Callable = self._grams if learner.run_eagerly else _compiled(self._grams)
 
     def __call__(self, images: Any, labels: Any) -> tuple[dict[str, dict[str, float]], np.ndarray]:
@@ -59,34 +64,43 @@ class GradientSampler:
             labels: (B,) integers.
 
         Returns:
-            By name, `terms`, what each objective adds to the loss: its value times its weight; `gradient_norm`, by
-            part, of the gradient of the loss before any clipping; and `gradient_share`, of each term. The (B, d)
-            embeddings.
+            By name, `terms`, what each objective adds to the loss: its value times its weight;
+            `gradient_norm`, by part, of the gradient of the loss before any clipping; and
+            `gradient_share`, of each term. The (B, d) embeddings.
         """
         values = [[_value(variable) for variable in group] for group in self._variables]
         # Whatever the training is shared out over, this is the work of one device.
         batch = keras.tree.map_structure(np.asarray, images), np.asarray(labels).astype(np.int32)
         terms, embeddings, grams = self._measure(*values, *batch)
         grams = {part: np.asarray(gram, np.float64) for part, gram in grams.items()}
-        shares = gradient_shares(np.sum([gram for part, gram in grams.items() if part != "objectives"], axis=0))
+        shares = gradient_shares(
+            np.sum([gram for part, gram in grams.items() if part != "objectives"], axis=0)
+        )
         names = [objective.name for objective in self._learner.objectives]
         return {
             "terms": dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
-            "gradient_norm": {part: float(np.sqrt(max(gram.sum(), 0.0))) for part, gram in grams.items()},
+            "gradient_norm": {
+                part: float(np.sqrt(max(gram.sum(), 0.0))) for part, gram in grams.items()
+            },
             "gradient_share": dict(zip(names, shares.tolist(), strict=True)),
         }, np.asarray(embeddings)
 
     def _grams(self, trained, others, images, labels):
-        """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the terms' gradients."""
+        """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the
+        terms' gradients."""
         terms, embeddings, gradients = _gradients(
             lambda own: self._terms(own, others, images, labels), trained, self._drawn
         )
 
         def product(a, b, places):
-            return sum(ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places)
+            return sum(
+                ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places
+            )
 
         grams = {
-            part: ops.stack([ops.stack([product(a, b, places) for b in gradients]) for a in gradients])
+            part: ops.stack(
+                [ops.stack([product(a, b, places) for b in gradients]) for a in gradients]
+            )
             for part, places in self._parts.items()
         }
         return terms, embeddings, grams
@@ -96,7 +110,9 @@ class GradientSampler:
         learner = self._learner
         mapping = list(zip(itertools.chain(*self._variables), [*trained, *others], strict=True))
         with keras.StatelessScope(mapping, initialize_variables=False):
-            representations = learner.represent_labeled(learner(images, training=True), labels, training=True)
+            representations = learner.represent_labeled(
+                learner(images, training=True), labels, training=True
+            )
             terms = [
                 objective.weight * objective.term(representations, labels, training=True).value
                 for objective in learner.objectives
@@ -104,16 +120,24 @@ class GradientSampler:
         return ops.stack(terms), ops.cast(representations["embedding"], "float32")
 
 
-def _gradients(function: Callable[[Any], Any], x: list, drawn: set[int]) -> tuple[Any, Any, list[list]]:
-    """Return the values (T,) of a function at x, what it returns besides, and the gradient of each value.
+def _gradients(
+    function: Callable[[Any], Any], x: list, drawn: set[int]
+) -> tuple[Any, Any, list[list]]:
+    """Return the values (T,) of a function at x, what it returns besides, and the gradient of each
+    value.
 
-    On TensorFlow a gradient is that of the rows alone at the places in `drawn`, and a scalar 0 where there is none.
+    On TensorFlow a gradient is that of the rows alone at the places in `drawn`, and a scalar 0
+    where there is none.
     """
     if keras.backend.backend() == "jax":
         import jax
 
         values, back, others = jax.vjp(function, x, has_aux=True)
-        return values, others, [back(one)[0] for one in jax.numpy.eye(len(values), dtype=values.dtype)]
+        return (
+            values,
+            others,
+            [back(one)[0] for one in jax.numpy.eye(len(values), dtype=values.dtype)],
+        )
     x = [tf.identity(value) for value in x]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(x)
@@ -153,8 +177,8 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
         variance = sum_i l_i
         effective_rank = exp(-sum_i p_i ln p_i)
 
-    The rank lies between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half the mean squared
-    distance of two of them (drawn with replacement).
+    The rank lies between 1 and min(B - 1, d). Of unit vectors the variance is at most 1, and half
+    the mean squared distance of two of them (drawn with replacement).
 
     Args:
         embeddings: (B, d).
@@ -169,7 +193,8 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
     Source: Roy and Vetterli, "The effective rank", EUSIPCO 2007.
     """
     x = np.asarray(embeddings, np.float64)
-    # The singular values of the centered rows are those of the covariance, of the smaller of both sizes.
+    # The singular values of the centered rows are those of the covariance, of the smaller of both
+    # sizes.
     values = np.linalg.svd(x - x.mean(axis=0), compute_uv=False) ** 2 / len(x)
     total = float(values.sum())
     # Rounding of float32 is no direction.
@@ -180,7 +205,8 @@ def spread(embeddings: np.ndarray) -> dict[str, float]:
 
 
 def gradient_shares(gram: np.ndarray) -> np.ndarray:
-    """Return the share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up to 1.
+    """Return the share of each term's gradient g_t in their sum g: <g_t, g> / |g|^2, which add up
+    to 1.
 
     A share below 0 pulls against the sum of all.
 
@@ -194,17 +220,22 @@ def gradient_shares(gram: np.ndarray) -> np.ndarray:
     return gram.sum(axis=1) / total if total > 0 else np.zeros(len(gram))
 
 
-# A batch whose variance has fallen to this share of its highest, or its effective rank to that one's, has collapsed.
+# A batch whose variance has fallen to this share of its highest, or its effective rank to that
+# one's, has collapsed.
 _COLLAPSED = {"variance": 0.1, "effective_rank": 0.25}
-_ADVICE = "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another mining)"
+_ADVICE = (
+    "lower --learning_rate, add a --clip_norm, or change --objectives (a larger margin, another "
+    "mining)"
+)
 
 
 def collapse(sample: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) -> str:
-    """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty: nothing.
+    """Return what in a sample shows a collapsed embedding, against the best of earlier ones; empty:
+    nothing.
 
     The variance is below a tenth of its highest so far; or the effective rank is below a quarter
-    of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together to a point, as
-    training wants them, still span C - 1 directions.
+    of its highest so far, or of C - 1 where that is less: images of C classes, each drawn together
+    to a point, as training wants them, still span C - 1 directions.
 
     Args:
         sample: With `variance`, `effective_rank` and `classes`, the number of classes in the batch.
@@ -215,13 +246,17 @@ def collapse(sample: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
         best = max(earlier, key=lambda other: other[name])
         if sample[name] < share * min(best[name], most[name]):
             what = name.replace("_", " ")
-            return f"the {what} of a batch is {sample[name]:.2g}, after {best[name]:.3g} at step {best['step']}"
+            return (
+                f"the {what} of a batch is {sample[name]:.2g}, after {best[name]:.3g} at step "
+                f"{best['step']}"
+            )
     return ""
 
 
 @dataclasses.dataclass
 class Watcher:
-    """What a run is watched by, in the process that writes its folder; it changes nothing of the training.
+    """What a run is watched by, in the process that writes its folder; it changes nothing of the
+    training.
 
     Args:
         parts: The objects of the run, its learner built.
@@ -237,7 +272,8 @@ class Watcher:
     _too_large: bool = False
 
     def resume(self, step: int) -> None:
-        """Take up what was seen before this step; what came of steps that are made again comes again."""
+        """Take up what was seen before this step; what came of steps that are made again comes
+        again."""
         if self.parts.folder.watch.is_file():
             before = read_json(self.parts.folder.watch, {"samples": list, "alarms": list})
             self.samples = [sample for sample in before["samples"] if sample["step"] < step]
@@ -254,7 +290,8 @@ class Watcher:
         return self.every > 0 and step > 0 and step % self.every == 0 and not self._too_large
 
     def look(self, step: int, writer: Any) -> None:
-        """Look at the batch that the next step will learn from, and print the alarms that it raises.
+        """Look at the batch that the next step will learn from, and print the alarms that it
+        raises.
 
         Args:
             step: How many steps have been made.
@@ -266,19 +303,32 @@ class Watcher:
         try:
             values, embeddings = self._sampler(images, labels)
         except Exception as error:
-            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, tf.errors.ResourceExhaustedError):
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(
+                error, tf.errors.ResourceExhaustedError
+            ):
                 raise
-            logging.warning("a look at a batch does not fit the memory: the run continues unwatched")
+            logging.warning(
+                "a look at a batch does not fit the memory: the run continues unwatched"
+            )
             self._too_large = True
             return
         if not np.isfinite(embeddings).all():
             return  # the step itself will raise
         classes = len(np.unique(labels, axis=0))
-        sample = {"step": step, **values, **spread(embeddings), "classes": classes, "images": len(labels)}
+        sample = {
+            "step": step,
+            **values,
+            **spread(embeddings),
+            "classes": classes,
+            "images": len(labels),
+        }
         reason = collapse(sample, self.samples)
         sample["collapsed"] = bool(reason)
         if reason and not self.samples[-1]["collapsed"]:  # what lasts is not raised again
-            line = f"collapse at step {step} (well at step {self.samples[-1]['step']}): {reason}; {_ADVICE}"
+            line = (
+                f"collapse at step {step} (well at step {self.samples[-1]['step']}): {reason}; "
+                f"{_ADVICE}"
+            )
             logging.warning("%s", line)
             self.alarms.append({"step": step, "line": line})
         self.samples.append(sample)
@@ -295,8 +345,11 @@ class Watcher:
         self._stream = None
 
 
-def sampled_batches(parts: Components, first_step: int, every: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield what is looked at of a step and of every so-manieth after it: one device's share, if its memory takes it.
+def sampled_batches(
+    parts: Components, first_step: int, every: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield what is looked at of a step and of every so-manieth after it: one device's share, if
+    its memory takes it.
 
     Args:
         parts: The objects of the run.
@@ -305,7 +358,11 @@ def sampled_batches(parts: Components, first_step: int, every: int) -> Iterator[
     """
     whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
     devices = parts.strategy.num_replicas_in_sync
-    count = next(count for count in range(devices, whole + 1) if whole % count == 0 and whole // count <= most)
+    count = next(
+        count
+        for count in range(devices, whole + 1)
+        if whole % count == 0 and whole // count <= most
+    )
     batches = training_batches(
         parts.splits.train,
         Share(parts.sampler, 0, count),
@@ -321,7 +378,8 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
     """Return the Keras callback that logs a run, as a list of it; empty without a path.
 
     Args:
-        path: What makes it, by its import path, such as `my_logging.start`; modules of the working folder are found.
+        path: What makes it, by its import path, such as `my_logging.start`; modules of the working
+            folder are found.
 
     Raises:
         UserError: It cannot be imported or called, or makes something else.
@@ -334,5 +392,7 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
     with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
         callback = getattr(importlib.import_module(module), name)()
     if not isinstance(callback, keras.callbacks.Callback):
-        raise UserError(f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback")
+        raise UserError(
+            f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback"
+        )
     return [callback]

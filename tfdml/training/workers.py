@@ -1,11 +1,13 @@
-"""Where a run trains: one device, several GPUs, logical CPU devices, or several hosts; checks of the backend.
+"""Where a run trains: one device, several GPUs, logical CPU devices, or several hosts; checks of
+the backend.
 
-Processes on several hosts know which of them they are, exchange what they find, and part in the end. On TensorFlow
-TF_CONFIG names them. On Keras's JAX backend they are started with the same flags, and each with Keras's three
-environment variables: `KERAS_DISTRIBUTION_JOB_ADDRESSES` (host:port of process 0), `KERAS_DISTRIBUTION_NUM_PROCESSES`
-and `KERAS_DISTRIBUTION_PROCESS_ID`. There the batch is shared out over all devices of all processes, every weight is on
-each of them, and arrays are global, so that a loss over pairs sees all pairs of the batch; what changes a variable must
-happen in all processes, in the same order.
+Processes on several hosts know which of them they are, exchange what they find, and part in the
+end. On TensorFlow TF_CONFIG names them. On Keras's JAX backend they are started with the same
+flags, and each with Keras's three environment variables: `KERAS_DISTRIBUTION_JOB_ADDRESSES`
+(host:port of process 0), `KERAS_DISTRIBUTION_NUM_PROCESSES` and `KERAS_DISTRIBUTION_PROCESS_ID`.
+There the batch is shared out over all devices of all processes, every weight is on each of them,
+and arrays are global, so that a loss over pairs sees all pairs of the batch; what changes a
+variable must happen in all processes, in the same order.
 """
 
 from __future__ import annotations
@@ -30,12 +32,21 @@ from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strateg
 BACKENDS = ("tensorflow", "jax")
 # Bytes that are sent at once.
 _CHUNK = 2**26
-# How long the first of them waits for the last, and without a sign of life of another before it counts as lost.
+# How long the first of them waits for the last, and without a sign of life of another before it
+# counts as lost.
 _MEETING_SECONDS, _SILENCE_SECONDS = 600, 20
 _JOBS = ("chief", "worker")
 # What collective operations raise where a worker is lost.
-LOST = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.DeadlineExceededError)
-_EXAMPLE = '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 0}}'
+LOST = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+)
+_EXAMPLE = (
+    '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", '
+    '"index": 0}}'
+)
 _VARIABLES = (
     "KERAS_DISTRIBUTION_JOB_ADDRESSES",
     "KERAS_DISTRIBUTION_NUM_PROCESSES",
@@ -47,8 +58,9 @@ _VARIABLES = (
 class Processes:
     """The processes that train together, and which of them this is. By default there is no other.
 
-    Process 0, the chief, alone writes. What one process asks of the others, all have to ask at the same point. Several
-    processes need a subclass with `gather`: `TensorFlowWorkers` or `JaxProcesses`.
+    Process 0, the chief, alone writes. What one process asks of the others, all have to ask at the
+    same point. Several processes need a subclass with `gather`: `TensorFlowWorkers` or
+    `JaxProcesses`.
 
     Args:
         index: Which one this process is.
@@ -81,7 +93,8 @@ class Processes:
         return self.count == 1
 
     def part(self, total: int) -> slice:
-        """Which of so many rows this process works on: with those of the others, in order, all of them.
+        """Which of so many rows this process works on: with those of the others, in order, all of
+        them.
 
         Args:
             total: How many there are; where they are fewer than the processes, each works on all.
@@ -108,7 +121,9 @@ class Processes:
         parts = []
         for start in range(0, size, _CHUNK):
             chunk = data[start : start + _CHUNK]
-            parts.append(self.gather(np.frombuffer(chunk + b"\0" * (-len(chunk) % 8), np.int64)).tobytes())
+            parts.append(
+                self.gather(np.frombuffer(chunk + b"\0" * (-len(chunk) % 8), np.int64)).tobytes()
+            )
         return b"".join(parts)[:size]
 
     def of_chief(self, compute: Callable[[], Any]) -> Any:
@@ -143,7 +158,8 @@ class Processes:
         return batches
 
     def leave(self, variables: Sequence[Any]) -> Processes | None:
-        """Part after the last step, where the results are the chief's alone; returns who makes them, None elsewhere.
+        """Part after the last step, where the results are the chief's alone; returns who makes
+        them, None elsewhere.
 
         Args:
             variables: Those that are still needed.
@@ -157,7 +173,8 @@ class Processes:
 
 
 class WorkerLost(UserError):
-    """Another worker has ended, or cannot be reached: the run can resume with all of them started again."""
+    """Another worker has ended, or cannot be reached: the run can resume with all of them started
+    again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +202,9 @@ class TensorFlowWorkers(Processes):
 
     def distribute(self, batches: tf.data.Dataset, batch_size: int) -> Any:
         """See `Processes.distribute`: one element for each replica of this worker, in turn."""
-        per_replica = batches.rebatch(batch_size // self.strategy.num_replicas_in_sync).prefetch(tf.data.AUTOTUNE)
+        per_replica = batches.rebatch(batch_size // self.strategy.num_replicas_in_sync).prefetch(
+            tf.data.AUTOTUNE
+        )
         return self.strategy.distribute_datasets_from_function(lambda _: per_replica)
 
     @contextlib.contextmanager
@@ -196,7 +215,10 @@ class TensorFlowWorkers(Processes):
             WorkerLost: Another worker has ended, or cannot be reached.
         """
         own = f"this is worker {self.index} of {self.count}"
-        lost = f"another worker ended or cannot be reached ({REASON}); {own}. Start all of them again, with --resume"
+        lost = (
+            f"another worker ended or cannot be reached ({REASON}); {own}. Start all of them "
+            "again, with --resume"
+        )
         try:
             yield
         except LOST as error:
@@ -204,7 +226,8 @@ class TensorFlowWorkers(Processes):
 
     @classmethod
     def from_environment(cls) -> tuple[int, tuple[str, ...]]:
-        """Return this process's number and all workers' addresses, by TF_CONFIG; (0, ("",)) where it names no other.
+        """Return this process's number and all workers' addresses, by TF_CONFIG; (0, ("",)) where
+        it names no other.
 
         Raises:
             UserError: TF_CONFIG is no such description.
@@ -226,8 +249,12 @@ class TensorFlowWorkers(Processes):
                 return 0, ("",)
             job, index = config["task"]["type"], int(config["task"]["index"])
             if set(cluster) - set(_JOBS) or not 0 <= index < len(cluster[job]):
-                raise ValueError(f"it has other jobs than {' and '.join(_JOBS)}, or no {job} {index}")
-        return index + (len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0), addresses
+                raise ValueError(
+                    f"it has other jobs than {' and '.join(_JOBS)}, or no {job} {index}"
+                )
+        return index + (
+            len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0
+        ), addresses
 
     @classmethod
     @functools.cache
@@ -242,9 +269,15 @@ class TensorFlowWorkers(Processes):
             UserError: The address of this worker cannot be used, or the others do not come.
         """
         here = f"worker {index} of {len(addresses)} ({addresses[index]})"
-        logging.info("%s: waiting for the others (%s)", here, ", ".join(addresses[:index] + addresses[index + 1 :]))
+        logging.info(
+            "%s: waiting for the others (%s)",
+            here,
+            ", ".join(addresses[:index] + addresses[index + 1 :]),
+        )
         with (
-            user_errors(tf.errors.OpError, f"{here} cannot listen at its address: {REASON}", keep="first"),
+            user_errors(
+                tf.errors.OpError, f"{here} cannot listen at its address: {REASON}", keep="first"
+            ),
             user_errors(LOST, f"{here}: not all of the others came: {REASON}", keep="first"),
             user_errors(RuntimeError, f"{here}: TensorFlow runs already; start a new process"),
         ):
@@ -269,11 +302,15 @@ class JaxProcesses(Processes):
         # JAX would shorten integers of 64 bits.
         found = np.asarray(process_allgather(padded.view(np.int32))).view(rows.dtype)
         found = found.reshape(self.count, *padded.shape)
-        parts = [part[:count].reshape(count, *rows.shape[1:]) for part, count in zip(found, counts, strict=True)]
+        parts = [
+            part[:count].reshape(count, *rows.shape[1:])
+            for part, count in zip(found, counts, strict=True)
+        ]
         return np.concatenate(parts)
 
     def leave(self, variables: Sequence[Any]) -> Processes | None:
-        """See `Processes.leave`: what follows is each one's own, and the variables are on a device of this process."""
+        """See `Processes.leave`: what follows is each one's own, and the variables are on a device
+        of this process."""
         import jax
 
         values = [np.asarray(variable.value.addressable_data(0)) for variable in variables]
@@ -286,7 +323,8 @@ class JaxProcesses(Processes):
 
     @classmethod
     def from_environment(cls) -> tuple[int, tuple[str, ...]]:
-        """Return the number of this process and the names of all, by Keras's variables; (0, ("",)) without them.
+        """Return the number of this process and the names of all, by Keras's variables; (0, ("",))
+        without them.
 
         Raises:
             UserError: Only some of the variables are set, or one is no number that fits.
@@ -299,7 +337,8 @@ class JaxProcesses(Processes):
         if not (address or count_text or index_text):
             return 0, ("",)
         wrong = (
-            f"{', '.join(_VARIABLES)} are the address of process 0, how many there are, and which this is, from 0 on"
+            f"{', '.join(_VARIABLES)} are the address of process 0, how many there are, and which "
+            "this is, from 0 on"
         )
         with user_errors(ValueError, wrong):
             index, count = int(index_text), int(count_text)
@@ -321,7 +360,9 @@ class JaxProcesses(Processes):
         import jax
 
         if not jax.distributed.is_initialized():
-            keras.utils.set_random_seed(0)  # else Keras has the processes agree on one; the run sets its own later
+            keras.utils.set_random_seed(
+                0
+            )  # else Keras has the processes agree on one; the run sets its own later
             lost = f"the processes of {_VARIABLES[0]} do not find one another: {REASON}"
             with user_errors((RuntimeError, ValueError), lost):
                 keras.distribution.initialize()
@@ -355,7 +396,8 @@ def rank_and_count() -> tuple[int, int]:
 
 
 def join(logical_devices: int = 0) -> Processes:
-    """Meet the other processes that the environment names; to be called before the backend does anything else.
+    """Meet the other processes that the environment names; to be called before the backend does
+    anything else.
 
     Args:
         logical_devices: Into how many devices the CPU is split, on JAX.
@@ -377,8 +419,9 @@ def _kind() -> type[JaxProcesses | TensorFlowWorkers]:
 def one_operation_at_a_time() -> None:
     """Make CPU training reproducible bit by bit.
 
-    Operations that run side by side share threads, and some then sum in another order; one at a time, each still using
-    every core, none does. To be called before TensorFlow does anything else; a GPU is not affected.
+    Operations that run side by side share threads, and some then sum in another order; one at a
+    time, each still using every core, none does. To be called before TensorFlow does anything else;
+    a GPU is not affected.
     """
     if keras.backend.backend() != "tensorflow" or tf.config.list_physical_devices("GPU"):
         return
@@ -389,12 +432,14 @@ def one_operation_at_a_time() -> None:
 
 
 class ClassParallel(keras.distribution.DataParallel):
-    """Data parallelism on JAX whose devices share the classes too: each holds the proxies of an equal part of them.
+    """Data parallelism on JAX whose devices share the classes too: each holds the proxies of an
+    equal part of them.
 
-    The weights of `tfdml.layers.CosineProxies`, which a `ProxyLoss` has, are divided along the classes, and with them
-    what the optimizer keeps of each. The embeddings of the batch go to every device, the similarities stay where their
-    classes are, and the softmax is summed over the parts: the step is that of one device, to rounding. All other
-    weights are on every device. Files hold whole weights.
+    The weights of `tfdml.layers.CosineProxies`, which a `ProxyLoss` has, are divided along the
+    classes, and with them what the optimizer keeps of each. The embeddings of the batch go to every
+    device, the similarities stay where their classes are, and the softmax is summed over the parts:
+    the step is that of one device, to rounding. All other weights are on every device. Files hold
+    whole weights.
 
     Args:
         devices: Their names; by default all.
@@ -404,7 +449,8 @@ class ClassParallel(keras.distribution.DataParallel):
 
     Example:
         >>> keras.distribution.set_distribution(ClassParallel())  # doctest: +SKIP
-        >>> learner = MetricLearner(embedder, ProxyLoss(AMSoftmaxLoss(), 1_000_000))  # doctest: +SKIP
+        >>> learner = MetricLearner(embedder, ProxyLoss(AMSoftmaxLoss(),
+        ...     1_000_000))  # doctest: +SKIP
     """
 
     def get_variable_layout(self, variable):
@@ -414,8 +460,13 @@ class ClassParallel(keras.distribution.DataParallel):
         (classes, *others), devices = variable.shape, self.num_model_replicas
         if classes % devices:
             advice = f"leave out {classes % devices}"
-            raise UserError(f"{variable.path}: {devices} devices cannot share {classes:,} classes equally; {advice}")
-        return keras.distribution.TensorLayout([self.batch_dim_name, *(None for _ in others)], self.device_mesh)
+            raise UserError(
+                f"{variable.path}: {devices} devices cannot share {classes:,} classes equally; "
+                f"{advice}"
+            )
+        return keras.distribution.TensorLayout(
+            [self.batch_dim_name, *(None for _ in others)], self.device_mesh
+        )
 
 
 class JaxDevices:
@@ -455,11 +506,14 @@ def prepare_devices(logical_devices: int = 0) -> None:
         jax.config.update("jax_num_cpu_devices", logical_devices)
     except RuntimeError as error:
         if jax.local_device_count("cpu") != logical_devices:
-            raise UserError(f"--logical_devices={logical_devices}: JAX runs already; start a new process") from error
+            raise UserError(
+                f"--logical_devices={logical_devices}: JAX runs already; start a new process"
+            ) from error
 
 
 def make_devices(shard_classes: bool = False) -> JaxDevices:
-    """Take all devices of all processes into use; each for a part of the classes, where that is asked for."""
+    """Take all devices of all processes into use; each for a part of the classes, where that is
+    asked for."""
     devices = keras.distribution.list_devices()
     several = len(devices) > 1
     # Each process makes its own part of the batch.
@@ -469,11 +523,13 @@ def make_devices(shard_classes: bool = False) -> JaxDevices:
     return JaxDevices(devices)
 
 
-def make_strategy(logical_devices: int = 0, processes: Processes | None = None, shard_classes: bool = False) -> Any:
+def make_strategy(
+    logical_devices: int = 0, processes: Processes | None = None, shard_classes: bool = False
+) -> Any:
     """Return the strategy for the devices there are; TensorFlow's default one on a single device.
 
-    Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's JAX backend a
-    `JaxDevices` stands in its place.
+    Several GPUs, or `logical_devices` CPU devices if that is 2 or more, are mirrored. On Keras's
+    JAX backend a `JaxDevices` stands in its place.
 
     Args:
         logical_devices: Into how many devices the CPU is split, where that is 2 or more.
@@ -484,21 +540,29 @@ def make_strategy(logical_devices: int = 0, processes: Processes | None = None, 
         UserError: The CPU cannot be split, or the classes cannot be shared.
     """
     if shard_classes and (keras.backend.backend() != "jax" or not (processes or Processes()).alone):
-        raise UserError("--shard_classes works in one process on JAX: KERAS_BACKEND=jax in front of the command")
+        raise UserError(
+            "--shard_classes works in one process on JAX: KERAS_BACKEND=jax in front of the command"
+        )
     if keras.backend.backend() == "jax":
         prepare_devices(logical_devices)
         return make_devices(shard_classes)
     if isinstance(processes, TensorFlowWorkers):
         if logical_devices > 1:
-            raise UserError(f"--logical_devices={logical_devices} is of one process: leave it out under TF_CONFIG")
+            raise UserError(
+                f"--logical_devices={logical_devices} is of one process: leave it out under "
+                "TF_CONFIG"
+            )
         return processes.strategy
     if logical_devices > 1:
         cpu = tf.config.list_physical_devices("CPU")[0]
         late = f"--logical_devices={logical_devices}: TensorFlow runs already; start a new process"
         with user_errors(RuntimeError, late):
-            tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * logical_devices)
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * logical_devices
+            )
         return tf.distribute.MirroredStrategy(
-            [f"CPU:{i}" for i in range(logical_devices)], cross_device_ops=tf.distribute.ReductionToOneDevice()
+            [f"CPU:{i}" for i in range(logical_devices)],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
     gpus = tf.config.list_logical_devices("GPU")
     return tf.distribute.MirroredStrategy() if len(gpus) > 1 else tf.distribute.get_strategy()
@@ -509,7 +573,11 @@ def device_names(strategy: Any, processes: Processes | None = None) -> list[str]
     if isinstance(strategy, JaxDevices):
         return strategy.names
     if processes is not None and not processes.alone:
-        return [f"{device} of {host}" for host in processes.addresses for device in strategy.extended.worker_devices]
+        return [
+            f"{device} of {host}"
+            for host in processes.addresses
+            for device in strategy.extended.worker_devices
+        ]
     if strategy.num_replicas_in_sync > 1:
         return list(strategy.extended.worker_devices)
     gpus = tf.config.list_logical_devices("GPU")
@@ -530,7 +598,11 @@ def check_backend() -> None:
         raise UserError(f"KERAS_BACKEND={backend}: training runs on {' or '.join(BACKENDS)}")
     if backend == "tensorflow":
         if os.environ.get("KERAS_DISTRIBUTION_NUM_PROCESSES"):
-            raise UserError("KERAS_DISTRIBUTION_NUM_PROCESSES is for JAX, and this is TensorFlow: unset it")
+            raise UserError(
+                "KERAS_DISTRIBUTION_NUM_PROCESSES is for JAX, and this is TensorFlow: unset it"
+            )
         return
     if os.environ.get("TF_CONFIG"):
-        raise UserError("TF_CONFIG is for TensorFlow, and KERAS_BACKEND is jax: name processes as Keras does")
+        raise UserError(
+            "TF_CONFIG is for TensorFlow, and KERAS_BACKEND is jax: name processes as Keras does"
+        )

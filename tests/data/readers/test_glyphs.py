@@ -47,7 +47,10 @@ def test_options_that_are_none_are_refused(option):
 
 
 def test_images_of_named_letters_have_their_names_as_texts():
-    train, test = (glyphs.read(split=split, texts=True, images_per_class=2, size=16) for split in ("train", "test"))
+    train, test = (
+        glyphs.read(split=split, texts=True, images_per_class=2, size=16)
+        for split in ("train", "test")
+    )
     assert test.class_names[test.labels[0]] == "LATIN SMALL LETTER E WITH MACRON"
     assert list(test.texts) == [test.class_names[label] for label in test.labels]
     assert not {*train.class_names} & {*test.class_names}

@@ -1,4 +1,5 @@
-"""The published data sets from small trees in their layouts: splits, roles, and damage named by file and line."""
+"""The published data sets from small trees in their layouts: splits, roles, and damage named by
+file and line."""
 
 import io
 import shutil
@@ -14,7 +15,13 @@ from tests.data.preparations import encoded
 from tests.data.trees import annotations, touch
 from tfdml.data import catalog
 from tfdml.data.readers import official_archives, tables
-from tfdml.data.readers.official_archives import read_cars196, read_cub200, read_inshop, read_omniglot, read_sop
+from tfdml.data.readers.official_archives import (
+    read_cars196,
+    read_cub200,
+    read_inshop,
+    read_omniglot,
+    read_sop,
+)
 from tfdml.errors import UserError
 
 CARS_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
@@ -22,7 +29,10 @@ CARS_CLASSES = {"train": [14, 3, 98, 99, 196], "test": [150, 1, 98, 99]}
 
 @pytest.fixture
 def cars(tmp_path):
-    for part, table in (("train", "cars_train_annos.mat"), ("test", "cars_test_annos_withlabels.mat")):
+    for part, table in (
+        ("train", "cars_train_annos.mat"),
+        ("test", "cars_test_annos_withlabels.mat"),
+    ):
         names = [f"{i + 1:05d}.jpg" for i in range(len(CARS_CLASSES[part]))]
         annotations(tmp_path / "devkit" / table, names, np.uint8(CARS_CLASSES[part]))
         touch(tmp_path / f"cars_{part}", *names)
@@ -35,7 +45,13 @@ def cars(tmp_path):
 def test_classes_of_both_tables_of_cars_are_split_by_number(cars):
     train = read_cars196(cars, "train", check_counts=False)
     assert train.labels.tolist() == [13, 2, 97, 0, 97]
-    places = ["cars_train/00001", "cars_train/00002", "cars_train/00003", "cars_test/00002", "cars_test/00003"]
+    places = [
+        "cars_train/00001",
+        "cars_train/00002",
+        "cars_train/00003",
+        "cars_test/00002",
+        "cars_test/00003",
+    ]
     assert train.images.paths == tuple(f"{cars}/{place}.jpg" for place in places)
     assert train.class_names == {0: "Car 1", 2: "Car 3", 13: "Car 14", 97: "Car 98"}
     assert read_cars196(cars, "test", check_counts=False).labels.tolist() == [98, 195, 149, 98]
@@ -44,7 +60,9 @@ def test_classes_of_both_tables_of_cars_are_split_by_number(cars):
 @pytest.mark.parametrize("folder", [".", "devkit"])
 def test_merged_table_of_cars_with_its_relative_paths(tmp_path, folder):
     names = [f"car_ims/{i:06d}.jpg" for i in (1, 2, 3)]
-    annotations(tmp_path / folder / "cars_annos.mat", names, np.uint8([1, 98, 99]), "relative_im_path")
+    annotations(
+        tmp_path / folder / "cars_annos.mat", names, np.uint8([1, 98, 99]), "relative_im_path"
+    )
     touch(tmp_path, *names)
     train = read_cars196(tmp_path, "train", check_counts=False)
     assert train.images.paths == tuple(str(tmp_path / name) for name in names[:2])
@@ -54,7 +72,9 @@ def test_merged_table_of_cars_with_its_relative_paths(tmp_path, folder):
 
 @pytest.mark.slow
 def test_the_real_cars(shared_data):
-    train, test = (read_cars196(shared_data / "data" / "cars196", split) for split in ("train", "test"))
+    train, test = (
+        read_cars196(shared_data / "data" / "cars196", split) for split in ("train", "test")
+    )
     assert (len(train), len(test)) == (8_054, 8_131)
     np.testing.assert_array_equal(train.classes, np.arange(98))
     np.testing.assert_array_equal(test.classes, np.arange(98, 196))
@@ -86,7 +106,11 @@ def test_faulty_rows_and_tables_of_cars_are_refused(cars, names, classes, messag
 
 
 # Image id, class, file: out of order on purpose.
-BIRDS = [(7, 101, "101.White_Pelican/b.jpg"), (2, 1, "001.Albatross/a.jpg"), (4, 100, "100.Brown_Pelican/c.jpg")]
+BIRDS = [
+    (7, 101, "101.White_Pelican/b.jpg"),
+    (2, 1, "001.Albatross/a.jpg"),
+    (4, 100, "100.Brown_Pelican/c.jpg"),
+]
 
 
 def _write_birds(root, rows=BIRDS, end="\n"):
@@ -114,7 +138,9 @@ def test_birds_are_split_by_class_number_in_the_order_of_ids(tmp_path, end):
 def test_the_real_tables_of_birds(shared_data, tmp_path, monkeypatch):
     root = tmp_path / "CUB_200_2011"
     shutil.copytree(shared_data / "data" / "annotations" / "CUB_200_2011", root)
-    with pytest.raises(UserError, match=r"5864 of 5864 images are missing, first \S*Albatross_0046_18\.jpg"):
+    with pytest.raises(
+        UserError, match=r"5864 of 5864 images are missing, first \S*Albatross_0046_18\.jpg"
+    ):
         read_cub200(tmp_path)
     monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (read_cub200(tmp_path, split) for split in ("train", "test"))
@@ -157,7 +183,11 @@ def test_both_splits_of_the_shop_wherever_the_parts_lie(tmp_path, images, partit
     root = _write_shop(tmp_path, images, partition)
     train, test = (read_inshop(root, split, check_counts=False) for split in ("train", "test"))
     assert train.images.paths == tuple(str(root / images / INSHOP_ROWS[i][0]) for i in (0, 3))
-    assert (train.labels.tolist(), train.class_names, train.is_query) == ([2, 2], {2: "id_00000002"}, None)
+    assert (train.labels.tolist(), train.class_names, train.is_query) == (
+        [2, 2],
+        {2: "id_00000002"},
+        None,
+    )
     assert test.images.paths == tuple(str(root / images / INSHOP_ROWS[i][0]) for i in (1, 2, 4, 5))
     assert test.labels.tolist() == [7, 80, 7, 80]
     assert test.is_query.tolist() == [True, False, False, True]
@@ -169,7 +199,9 @@ def test_roles_follow_the_images(tmp_path):
     assert test.take([3, 1]).is_query.tolist() == [True, False]
     assert test.select_classes([80]).is_query.tolist() == [False, True]
     assert test.contiguous().is_query.tolist() == [True, False, False, True]
-    queries, gallery = (catalog.load("inshop", shop, split, check_counts=False) for split in ("query", "gallery"))
+    queries, gallery = (
+        catalog.load("inshop", shop, split, check_counts=False) for split in ("query", "gallery")
+    )
     assert (queries.labels.tolist(), gallery.labels.tolist()) == ([7, 80], [80, 7])
     assert (queries.split, gallery.split, queries.is_query) == ("query", "gallery", None)
     with pytest.raises(UserError, match="not divided"):
@@ -193,7 +225,11 @@ def test_counts_of_every_part_are_checked(tmp_path, monkeypatch):
 def test_the_real_split_of_the_shop(shared_data, tmp_path, monkeypatch):
     rows, class_of = [], {}
     for status in ("train", "query", "gallery"):
-        lines = (shared_data / "data" / "annotations" / "inshop" / f"inshop_{status}.txt").read_text().splitlines()
+        lines = (
+            (shared_data / "data" / "annotations" / "inshop" / f"inshop_{status}.txt")
+            .read_text()
+            .splitlines()
+        )
         for line in lines[1:]:
             _, number, _, name = line.split()
             rows.append((name, name.split("/")[3], status))
@@ -208,13 +244,21 @@ def test_the_real_split_of_the_shop(shared_data, tmp_path, monkeypatch):
     assert set(test.queries.classes) == set(test.gallery.classes)
     for dataset in (train, test):
         # Our labels and the numbers of the lists name the same classes.
-        pairs = {(label, class_of[path]) for label, path in zip(dataset.labels, dataset.images.paths, strict=True)}
+        pairs = {
+            (label, class_of[path])
+            for label, path in zip(dataset.labels, dataset.images.paths, strict=True)
+        }
         assert len(pairs) == len({number for _, number in pairs}) == dataset.num_classes
     np.testing.assert_array_equal(train.labels[:2], [2, 2])
 
 
 # Out of order on purpose: ids must follow the names.
-CHARACTERS = ["Greek/character02", "Arcadian/character10", "Greek/character01", "Arcadian/character09"]
+CHARACTERS = [
+    "Greek/character02",
+    "Arcadian/character10",
+    "Greek/character01",
+    "Arcadian/character09",
+]
 
 
 @pytest.fixture
@@ -226,7 +270,9 @@ def characters(tmp_path):
         for level, name in enumerate(CHARACTERS):
             for drawer in range(20):
                 image = encoded(Image.new("L", (5, 5), level), "PNG")
-                archive.writestr(f"images_background/{name}/{level:04d}_{drawer + 1:02d}.png", image)
+                archive.writestr(
+                    f"images_background/{name}/{level:04d}_{drawer + 1:02d}.png", image
+                )
     return tmp_path
 
 
@@ -263,7 +309,9 @@ def test_a_damaged_or_empty_archive_of_characters_is_refused(characters):
 
 
 def test_the_real_characters(shared_data):
-    train, test = (read_omniglot(shared_data / "data" / "omniglot", split) for split in ("train", "test"))
+    train, test = (
+        read_omniglot(shared_data / "data" / "omniglot", split) for split in ("train", "test")
+    )
     assert (len(train), len(test)) == (19_280, 13_180)
     np.testing.assert_array_equal(train.classes, np.arange(964))
     np.testing.assert_array_equal(test.classes, np.arange(964, 964 + 659))
@@ -272,7 +320,11 @@ def test_the_real_characters(shared_data):
 
 
 SOP_HEADER = "image_id class_id super_class_id path"
-TRAIN = ["1 2 1 bicycle_final/222_0.JPG", "2 2 1 bicycle_final/222_1.JPG", "3 1 12 toaster_final/111_0.JPG"]
+TRAIN = [
+    "1 2 1 bicycle_final/222_0.JPG",
+    "2 2 1 bicycle_final/222_1.JPG",
+    "3 1 12 toaster_final/111_0.JPG",
+]
 TEST = ["59552 11319 4 coffee_maker_final/333_0.JPG"]
 
 
@@ -308,8 +360,18 @@ LABELS, PARTITION = "image_class_labels.txt", "list_eval_partition.txt"
         (read_cub200, "images.txt", "2 a.jpg\n4 b.jpg", r"class_labels\.txt, line 3: id"),
         (read_cub200, LABELS, "2 1\n4 201\n7 3\n", "line 2: class"),
         (read_inshop, PARTITION, "", "header"),
-        (read_inshop, PARTITION, f"1\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n", "no query"),
-        (read_sop, "Ebay_train.txt", f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n", "two super-classes"),
+        (
+            read_inshop,
+            PARTITION,
+            f"1\n{INSHOP_HEADER}\nimg/a.jpg id_1 query\nimg/b.jpg id_2 gallery\n",
+            "no query",
+        ),
+        (
+            read_sop,
+            "Ebay_train.txt",
+            f"{SOP_HEADER}\n1 5 2 a.JPG\n2 5 3 b.JPG\n",
+            "two super-classes",
+        ),
     ],
 )
 def test_a_faulty_table_is_named_with_its_line(tmp_path, read, file, text, message):

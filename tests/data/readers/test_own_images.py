@@ -31,9 +31,19 @@ def _relative(root, dataset):
 
 def test_the_last_classes_are_the_test_split(tmp_path):
     touch(
-        tmp_path, "dog/1.jpg", "cat/2.PNG", "cat/1.jpeg", "ant/9.webp", "emu/deep/er/3.Png", "emu/0.webp", "emu/9.gif"
+        tmp_path,
+        "dog/1.jpg",
+        "cat/2.PNG",
+        "cat/1.jpeg",
+        "ant/9.webp",
+        "emu/deep/er/3.Png",
+        "emu/0.webp",
+        "emu/9.gif",
     )
-    train, test = own_images.read_folder(tmp_path, "train"), own_images.read_folder(tmp_path, "test")
+    train, test = (
+        own_images.read_folder(tmp_path, "train"),
+        own_images.read_folder(tmp_path, "test"),
+    )
     assert _relative(tmp_path, train) == ["ant/9.webp", "cat/1.jpeg", "cat/2.PNG"]
     assert train.labels.tolist() == [0, 1, 1]
     assert train.class_names == {0: "ant", 1: "cat"}
@@ -42,22 +52,42 @@ def test_the_last_classes_are_the_test_split(tmp_path):
     assert test.class_names == {2: "dog", 3: "emu"}
 
 
-@pytest.mark.parametrize(("train", "test"), [("train", "test"), ("Training", "holdout"), ("TRAIN", "VAL")])
+@pytest.mark.parametrize(
+    ("train", "test"), [("train", "test"), ("Training", "holdout"), ("TRAIN", "VAL")]
+)
 def test_usual_names_of_folders_are_splits(tmp_path, train, test):
-    touch(tmp_path, f"{train}/b/1.jpg", f"{train}/d/1.jpg", f"{test}/c/1.jpg", "@eaDir/x/1.jpg", "__MACOSX/train/1.jpg")
-    names = {split: own_images.read_folder(tmp_path, split).class_names for split in ("train", "test", "all")}
+    touch(
+        tmp_path,
+        f"{train}/b/1.jpg",
+        f"{train}/d/1.jpg",
+        f"{test}/c/1.jpg",
+        "@eaDir/x/1.jpg",
+        "__MACOSX/train/1.jpg",
+    )
+    names = {
+        split: own_images.read_folder(tmp_path, split).class_names
+        for split in ("train", "test", "all")
+    }
     assert names == {"train": {0: "b", 2: "d"}, "test": {1: "c"}, "all": {0: "b", 1: "c", 2: "d"}}
 
 
 def test_validation_next_to_test_is_left_out(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "valid/b/1.jpg", "valid/b/2.jpg", "test/c/1.jpg")
-    assert len(own_images.read_folder(tmp_path)) == len(own_images.read_folder(tmp_path, "test")) == 1
+    assert (
+        len(own_images.read_folder(tmp_path)) == len(own_images.read_folder(tmp_path, "test")) == 1
+    )
     assert len(own_images.read_folder(tmp_path, "all")) == 4
 
 
 @pytest.mark.parametrize("above", ["", "test/"])
 def test_query_and_gallery_folders_are_roles(tmp_path, above):
-    touch(tmp_path, "train/a/1.jpg", f"{above}query/b/1.jpg", f"{above}gallery/b/2.jpg", f"{above}query/d/1.jpg")
+    touch(
+        tmp_path,
+        "train/a/1.jpg",
+        f"{above}query/b/1.jpg",
+        f"{above}gallery/b/2.jpg",
+        f"{above}query/d/1.jpg",
+    )
     test = own_images.read_folder(tmp_path, "test")
     assert _relative(tmp_path, test) == [
         f"{above}{name}" for name in ("gallery/b/2.jpg", "query/b/1.jpg", "query/d/1.jpg")
@@ -86,15 +116,33 @@ def test_folders_without_two_classes_or_that_look_like_splits_are_refused(tmp_pa
 
 
 def test_images_are_those_by_content(tmp_path):
-    heads = {name: encoded(Image.new("RGB", (4, 4)), name) for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")}
-    names = [f"{kind}{end}" for kind in ("JPEG", "PNG", "WEBP") for end in ("", ".jfif", ".JPE", ".data", ".v1.0")]
+    heads = {
+        name: encoded(Image.new("RGB", (4, 4)), name)
+        for name in ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+    }
+    names = [
+        f"{kind}{end}"
+        for kind in ("JPEG", "PNG", "WEBP")
+        for end in ("", ".jfif", ".JPE", ".data", ".v1.0")
+    ]
     for name in names:
         touch(tmp_path, f"a/{name}", content=heads[name.split(".")[0]])
     for name, kind in (("x", "GIF"), ("y.gif", "GIF"), ("z.bmp", "BMP"), ("z.tif", "TIFF")):
         touch(tmp_path, f"a/{name}", content=heads[kind])
-    touch(tmp_path, "a/notes.TXT", "a/empty", "a/.hidden.jpg", "a/~lock.jpg", "a/Thumbs.db", "a/.DS_Store", "a/._1.jpg")
+    touch(
+        tmp_path,
+        "a/notes.TXT",
+        "a/empty",
+        "a/.hidden.jpg",
+        "a/~lock.jpg",
+        "a/Thumbs.db",
+        "a/.DS_Store",
+        "a/._1.jpg",
+    )
     touch(tmp_path, "a/desktop.ini", "a/@eaDir/1.jpg", "b/1.jpg")
-    assert _relative(tmp_path, own_images.read_folder(tmp_path)) == sorted(f"a/{name}" for name in names)
+    assert _relative(tmp_path, own_images.read_folder(tmp_path)) == sorted(
+        f"a/{name}" for name in names
+    )
 
 
 def test_linked_folders_inside_a_class_are_followed_once(tmp_path):
@@ -124,7 +172,9 @@ def test_images_without_class_folders_are_classes_of_their_own(tmp_path):
     touch(tmp_path, "3.jpg", "1.jpg", "2.png", "notes.txt")
     train = own_images.read_folder(tmp_path, test_fraction=0.3)
     assert (_relative(tmp_path, train), train.labels.tolist()) == (["1.jpg", "2.png"], [0, 1])
-    assert _relative(tmp_path, own_images.read_folder(tmp_path, "test", test_fraction=0.3)) == ["3.jpg"]
+    assert _relative(tmp_path, own_images.read_folder(tmp_path, "test", test_fraction=0.3)) == [
+        "3.jpg"
+    ]
     assert len(own_images.read_folder(tmp_path, "all")) == 3
     with pytest.raises(UserError, match="test_fraction"):
         own_images.read_folder(tmp_path, test_fraction=1.5)
@@ -133,7 +183,9 @@ def test_images_without_class_folders_are_classes_of_their_own(tmp_path):
 @pytest.mark.parametrize("name", ["a\nb", "a\x7f", "a\udcff"])
 def test_names_that_no_report_can_hold_are_refused(tmp_path, name):
     touch(tmp_path, f"{name}/1.jpg", f"{name}/2.jpg", "b/1.jpg")
-    with pytest.raises(UserError, match="path must be text without control characters, it is") as raised:
+    with pytest.raises(
+        UserError, match="path must be text without control characters, it is"
+    ) as raised:
         own_images.read_folder(tmp_path)
     assert str(raised.value).isprintable()
 
@@ -152,7 +204,9 @@ def write(tmp_path):
 
 
 def _both(path, **options):
-    return own_images.read_list(path, "train", **options), own_images.read_list(path, "test", **options)
+    return own_images.read_list(path, "train", **options), own_images.read_list(
+        path, "test", **options
+    )
 
 
 def _names(dataset):
@@ -160,7 +214,10 @@ def _names(dataset):
 
 
 def test_classes_in_both_splits_and_splits_in_classes_are_warned_of(write, tmp_path, caplog):
-    touch(tmp_path / "x", *(f"{name}/{split}/1.jpg" for name in ("bottle", "cable") for split in ("train", "test")))
+    touch(
+        tmp_path / "x",
+        *(f"{name}/{split}/1.jpg" for name in ("bottle", "cable") for split in ("train", "test")),
+    )
     with caplog.at_level("WARNING", logger="absl"):
         _both(write("path,label,split\na.jpg,1,train\nb.jpg,1,test\nc.jpg,1,test\nd.jpg,2,train\n"))
         assert len(own_images.read_folder(tmp_path / "x", "all")) == 4
@@ -169,7 +226,9 @@ def test_classes_in_both_splits_and_splits_in_classes_are_warned_of(write, tmp_p
 
 
 def test_names_are_numbered_in_sorted_order_over_both_splits(write):
-    path = write("path,label,split\na.jpg,dog,test\nb.jpg,cat,train\nc.jpg,ant,test\nd.jpg,Ökapi,train\n")
+    path = write(
+        "path,label,split\na.jpg,dog,test\nb.jpg,cat,train\nc.jpg,ant,test\nd.jpg,Ökapi,train\n"
+    )
     train, test = _both(path)
     assert train.class_names == {1: "cat", 3: "Ökapi"}
     assert (test.class_names, test.labels.tolist()) == ({0: "ant", 2: "dog"}, [2, 0])
@@ -205,20 +264,29 @@ def test_parquet_gives_what_csv_gives(write, tmp_path):
 
 
 def test_roles_alone_are_splits(write):
-    path = write("path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\ne.jpg,-1,junk\n")
+    path = write(
+        "path,label,role\na.jpg,1,query\nb.jpg,1,gallery\nc.jpg,2,gallery\nd.jpg,2,query\ne.jpg,-1,junk\n"
+    )
     test = own_images.read_list(path, "test")
     assert test.is_query.tolist() == [True, False, False, True]
     assert _names(catalog.load("list", path, "query")) == ["a.jpg", "d.jpg"]
     assert _names(catalog.load("list", path, "gallery")) == ["b.jpg", "c.jpg"]
     with pytest.raises(UserError, match=r"list\.csv has no row of the train split"):
         own_images.read_list(path)
-    train, test = _both(write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n"))
-    assert (_names(train), train.is_query, test.is_query.tolist()) == (["a.jpg", "f.jpg"], None, [True, False])
+    train, test = _both(
+        write("path,label,role\na.jpg,1,Train\nf.jpg,1,\nb.jpg,2,query\nc.jpg,2,gallery\n")
+    )
+    assert (_names(train), train.is_query, test.is_query.tolist()) == (
+        ["a.jpg", "f.jpg"],
+        None,
+        [True, False],
+    )
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 @pytest.mark.parametrize(
-    ("start", "end"), [("", "\n"), ("\ufeff", "\r\n"), ("sep={}\n", "\n"), ('\ufeff"sep={}"\r\n', "\r\n")]
+    ("start", "end"),
+    [("", "\n"), ("\ufeff", "\r\n"), ("sep={}\n", "\n"), ('\ufeff"sep={}"\r\n', "\r\n")],
 )
 def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, delimiter, start, end):
     rows = [["", "Unnamed: 0", " Label ", "PATH", "Super Label", "Split", "color"]]
@@ -228,7 +296,11 @@ def test_every_way_that_a_spreadsheet_or_pandas_writes_a_list(write, delimiter, 
     csv.writer(text, delimiter=delimiter, lineterminator=end).writerows(rows)
     path = write(start.format(delimiter) + text.getvalue())
     train, test = _both(path)
-    assert (_names(train), train.class_names, test.class_names) == (["a.jpg"], {1: "x, y"}, {0: 'say "é"'})
+    assert (_names(train), train.class_names, test.class_names) == (
+        ["a.jpg"],
+        {1: "x, y"},
+        {0: 'say "é"'},
+    )
     assert train.super_labels.tolist() == [0]
 
 
@@ -243,8 +315,12 @@ def test_names_in_either_unicode_form_are_one(tmp_path, on_disk, in_list):
     path = tmp_path / "list.csv"
     labels = _forms("café")
     name = f"{_forms('é')[in_list]}/{_forms('ñ')[in_list]}.jpg"
-    path.write_text(f"path,label,split\n{name},{labels[0]},train\nb.jpg,{labels[1]},train\nc.jpg,x,test\n")
-    (tmp_path / "pairs.csv").write_text(f"a,b,similar\n{_forms('é')[1 - in_list]}/{_forms('ñ')[in_list]}.jpg,b.jpg,1\n")
+    path.write_text(
+        f"path,label,split\n{name},{labels[0]},train\nb.jpg,{labels[1]},train\nc.jpg,x,test\n"
+    )
+    (tmp_path / "pairs.csv").write_text(
+        f"a,b,similar\n{_forms('é')[1 - in_list]}/{_forms('ñ')[in_list]}.jpg,b.jpg,1\n"
+    )
     train = own_images.read_list(path, pairs="pairs.csv")
     assert train.class_names == {0: labels[0]}
     assert os.path.exists(train.images.paths[0])
@@ -252,15 +328,21 @@ def test_names_in_either_unicode_form_are_one(tmp_path, on_disk, in_list):
 
 
 def test_pairs_of_queries_and_gallery_have_junk(write):
-    path = write("path,role\na.jpg,query\nb.jpg,gallery\nc.jpg,gallery\nd.jpg,query\ne.jpg,gallery\n")
+    path = write(
+        "path,role\na.jpg,query\nb.jpg,gallery\nc.jpg,gallery\nd.jpg,query\ne.jpg,gallery\n"
+    )
     write("a,b,similar\na.jpg,b.jpg,1\na.jpg,c.jpg,Junk\nd.jpg,e.jpg,1\n", "pairs.csv")
     test = own_images.read_list(path, "test", pairs="pairs.csv")
     # The query a.jpg is nearest to its junk, then to b.jpg.
     points = np.array([[0.0], [2.0], [1.0], [9.0], [8.0]])
     metrics = evaluate_dataset(points, test, metrics=["recall@1", "map"])
     assert (metrics["recall@1"], metrics["map"], metrics["num_queries"]) == (1, 1, 2)
-    path = write("path,role,label\na.jpg,query,1\nb.jpg,gallery,1\nc.jpg,gallery,2\nd.jpg,query,2\ne.jpg,gallery,2\n")
-    with pytest.raises(UserError, match=r"pairs\.csv has junk, which a list with the column label cannot use"):
+    path = write(
+        "path,role,label\na.jpg,query,1\nb.jpg,gallery,1\nc.jpg,gallery,2\nd.jpg,query,2\ne.jpg,gallery,2\n"
+    )
+    with pytest.raises(
+        UserError, match=r"pairs\.csv has junk, which a list with the column label cannot use"
+    ):
         own_images.read_list(path, "test", pairs="pairs.csv")
 
 
@@ -280,10 +362,19 @@ ROLES = "path,label,split,role\nf.jpg,9,train,\n"
     [
         ("path,label\na.jpg,1\n\nb.jpg,\n", "line 4: label"),
         ("path,label,split\na.jpg,1,train\nb.jpg,2,x\n", "line 3: split"),
-        ("path,label\na.jpg,1\nb.jpg,9223372036854775808\n", "line 3: label must be an integer of 64 bits"),
-        ("path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n", "line 2 and line 4: .* has two values of label"),
+        (
+            "path,label\na.jpg,1\nb.jpg,9223372036854775808\n",
+            "line 3: label must be an integer of 64 bits",
+        ),
+        (
+            "path,label\na.jpg,1\nb.jpg,2\na.jpg,3\n",
+            "line 2 and line 4: .* has two values of label",
+        ),
         ("path,label,split\na.jpg,1,test\nb.jpg,2,test\n", "train split"),
-        ("path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n", r"2 of 3 images are missing, .*/no\.jpg"),
+        (
+            "path,label\na.jpg,1\nno.jpg,1\nnone.jpg,1\nb.jpg,2\n",
+            r"2 of 3 images are missing, .*/no\.jpg",
+        ),
         (ROLES + "a.jpg,1,test,query\nb.jpg,1,test,\n", "line 4: .* role"),
         (ROLES + "e.jpg,9,train,query\na.jpg,1,test,query\n", "line 3: .* role"),
         (ROLES + "a.jpg,2,test,gallery\nb.jpg,1,test,query\n", "line 4: no query"),
@@ -305,20 +396,30 @@ def test_folders_and_lists_on_a_remote_file_system():
     assert dataset.images.paths == (f"{root}/a/1.jpg", f"{root}/a/deep/3.jpg")
     assert dataset.class_names == {0: "a"}
     root = "memory://listing-test"
-    for name, data in (("in/a.jpg", "x"), ("b.jpg", "x"), ("list.csv", f"path,label\nin/a.jpg,1\n{root}/b.jpg,2\n")):
+    for name, data in (
+        ("in/a.jpg", "x"),
+        ("b.jpg", "x"),
+        ("list.csv", f"path,label\nin/a.jpg,1\n{root}/b.jpg,2\n"),
+    ):
         write_whole(f"{root}/{name}", data.encode())
     train, test = _both(f"{root}/list.csv")
     assert (train.images.paths, test.images.paths) == ((f"{root}/in/a.jpg",), (f"{root}/b.jpg",))
 
 
-_CELL = st.sampled_from(["a.jpg", "b.jpg", "c.jpg", "1", "2", "x", "train", "test", "query", "gallery", "", '"', "\0"])
+_CELL = st.sampled_from(
+    ["a.jpg", "b.jpg", "c.jpg", "1", "2", "x", "train", "test", "query", "gallery", "", '"', "\0"]
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(
-    header=st.sampled_from(["", "path,label\n", "path,label,split,role\n", "path,label,super_label\n", '{"path": "']),
+    header=st.sampled_from(
+        ["", "path,label\n", "path,label,split,role\n", "path,label,super_label\n", '{"path": "']
+    ),
     body=st.binary(max_size=30)
-    | st.lists(st.lists(_CELL, min_size=2, max_size=4).map(",".join), max_size=5).map(lambda r: "\n".join(r).encode()),
+    | st.lists(st.lists(_CELL, min_size=2, max_size=4).map(",".join), max_size=5).map(
+        lambda r: "\n".join(r).encode()
+    ),
     suffix=st.sampled_from([".csv", ".jsonl"]),
     split=st.sampled_from(["train", "test"]),
 )
@@ -342,7 +443,12 @@ def test_any_bytes_are_read_or_refused_in_one_line(header, body, suffix, split):
 
 LISTED = "path,split,id\na.jpg,train,one\nb.jpg,train,two\nc.jpg,train,three\nd.jpg,train,four\n"
 LISTED += "e.jpg,test,five\nf.jpg,test,six\n"
-GIVEN = [("a.jpg", "two", True), ("./c.jpg", "b.jpg", False), ("e.jpg", "six", True), ("a.jpg", "f.jpg", False)]
+GIVEN = [
+    ("a.jpg", "two", True),
+    ("./c.jpg", "b.jpg", False),
+    ("e.jpg", "six", True),
+    ("a.jpg", "f.jpg", False),
+]
 
 
 def test_pairs_of_a_list_are_by_path_or_id_and_stay_within_a_split(write):
@@ -367,7 +473,10 @@ def test_triplets_of_a_list_and_pairs_that_are_none(write):
     train = own_images.read_list(path, pairs="triplets.csv")
     assert train.pairs.rows.tolist() == [[0, 1, 2], [1, 0, 3]]
     assert train.pairs.scored().tolist() == [[0, 1, 1], [0, 2, 0], [1, 3, 0]]
-    for rows, message in (("a.jpg,g.jpg,1", "line 2: b must be"), ("a.jpg,b.jpg,1\nb.jpg,a.jpg,0", "similar and not")):
+    for rows, message in (
+        ("a.jpg,g.jpg,1", "line 2: b must be"),
+        ("a.jpg,b.jpg,1\nb.jpg,a.jpg,0", "similar and not"),
+    ):
         write(f"a,b,similar\n{rows}\n", "pairs.csv")
         with pytest.raises(UserError, match=message):
             own_images.read_list(path, pairs="pairs.csv")
@@ -376,14 +485,23 @@ def test_triplets_of_a_list_and_pairs_that_are_none(write):
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_label_sets_of_a_list_are_rows_of_0_and_1(write, kind):
     sets = [["cat", "pet"], ["dog", "pet"], [], ["car"]]
-    rows = {"path": ["a.jpg", "b.jpg", "c.jpg", "d.jpg"], "split": ["train"] * 3 + ["test"], "labels": sets}
+    rows = {
+        "path": ["a.jpg", "b.jpg", "c.jpg", "d.jpg"],
+        "split": ["train"] * 3 + ["test"],
+        "labels": sets,
+    }
     path = write("", f"list.{kind}")
     if kind == "parquet":
         pq.write_table(pa.table(rows), path)
     elif kind == "jsonl":
-        path = write("\n".join(json.dumps({k: rows[k][i] for k in rows}) for i in range(4)), "list.jsonl")
+        path = write(
+            "\n".join(json.dumps({k: rows[k][i] for k in rows}) for i in range(4)), "list.jsonl"
+        )
     else:
-        path = write("path,split,labels\na.jpg,train,cat|pet\nb.jpg,train,dog | pet\nc.jpg,train,\nd.jpg,test,car\n")
+        path = write(
+            "path,split,labels\na.jpg,train,cat|pet\nb.jpg,train,dog | "
+            "pet\nc.jpg,train,\nd.jpg,test,car\n"
+        )
     train, test = _both(path)
     assert train.label_rows.tolist() == [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]]
     assert test.label_rows.tolist() == [[1, 0, 0, 0]]
@@ -395,12 +513,22 @@ def test_levels_of_a_list_are_learned_and_measured(write):
     path = write("path,split,label,super_label\na.jpg,train,1,0\nb.jpg,train,2,0\nc.jpg,test,3,1\n")
     train = own_images.read_list(path, levels=True)
     assert train.targets.tolist() == train.protocol.levels.tolist() == [[1, 0], [2, 0]]
-    path = write("path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|bus\nc.jpg,test,500|fiat|car\n")
+    path = write(
+        "path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|bus\nc.jpg,test,500|fiat|car\n"
+    )
     with pytest.raises(UserError, match="line 3: labels has 2 levels and 3 in the first line"):
         own_images.read_list(path, levels=True)
-    path = write("path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|audi|car\nc.jpg,test,90|fiat|car\n")
+    path = write(
+        "path,split,labels\na.jpg,train,500|fiat|car\nb.jpg,train,fury|audi|car\nc.jpg,test,90|fiat|car\n"
+    )
     train = own_images.read_list(path, levels=True)
     assert train.targets.tolist() == train.protocol.levels.tolist() == [[0, 1, 0], [2, 0, 0]]
-    assert (train.labels.tolist(), train.super_labels.tolist(), train.class_names[2]) == ([0, 2], [1, 0], "fury")
-    with pytest.raises(UserError, match=r"levels=true needs a column labels or super_label, and .* has neither"):
+    assert (train.labels.tolist(), train.super_labels.tolist(), train.class_names[2]) == (
+        [0, 2],
+        [1, 0],
+        "fury",
+    )
+    with pytest.raises(
+        UserError, match=r"levels=true needs a column labels or super_label, and .* has neither"
+    ):
         own_images.read_list(write("path,split,label\na.jpg,train,1\nb.jpg,test,2\n"), levels=True)

@@ -1,4 +1,5 @@
-"""The built-in data set: characters drawn on the fly in the fonts that come with matplotlib. Nothing to download."""
+"""The built-in data set: characters drawn on the fly in the fonts that come with matplotlib.
+Nothing to download."""
 
 import collections
 import functools
@@ -16,13 +17,15 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import ArrayImages
 from tfdml.errors import UserError
 
-# How the characters were chosen: of the digits and ASCII letters, then the Greek, Cyrillic, Armenian and Georgian
-# letters, then the other Latin letters, then symbols, those that have no canonical decomposition, are at most three
-# times as long as wide, and are in six or more of the sixteen DejaVu and STIX faces, of two or more families.
-# Two characters look alike if, in any two faces, with one turned by -20, -10, 0, 10 or 20 degrees, the renderings
-# scaled to one bounding box and blurred a little correlate by 0.9 or more. Within each group, in the order above,
-# the character with the fewest look-alikes left is kept and they are dropped, until none is left; symbols in more
-# faces went first, up to 320 characters in all. So none of c/C, o/O/0, A/Alpha/Cyrillic A has two classes.
+# How the characters were chosen: of the digits and ASCII letters, then the Greek, Cyrillic,
+# Armenian and Georgian letters, then the other Latin letters, then symbols, those that have no
+# canonical decomposition, are at most three times as long as wide, and are in six or more of the
+# sixteen DejaVu and STIX faces, of two or more families. Two characters look alike if, in any two
+# faces, with one turned by -20, -10, 0, 10 or 20 degrees, the renderings scaled to one bounding box
+# and blurred a little correlate by 0.9 or more. Within each group, in the order above, the
+# character with the fewest look-alikes left is kept and they are dropped, until none is left;
+# symbols in more faces went first, up to 320 characters in all. So none of c/C, o/O/0,
+# A/Alpha/Cyrillic A has two classes.
 
 CHARACTERS = (
     "#$%&2345789;<>@ACDEGJKLMNPRTUVWXabdefkmnqyz¤§©¬±¶÷ŒƈƜƝƣƥƸƺȵȼȾɀɁɂ"
@@ -32,9 +35,10 @@ CHARACTERS = (
     "⊟⊠⊢⊣⊥⌂⌐⌑⌘⌙■▢▣▤▥▭▯▱△▷▸▻▽◀◁◅◇◌◍◐◑◒◓◔◕◙◛◜◞◟◢◣◤◥◫◬♭♮ⱨⱫⱱⱳꙑꙔꙖꜨꜩꜶꜻꜽꝋꞪꟻꟽ"
 )
 
-# Letters whose Unicode names can be read off their shape: Latin, Greek and Cyrillic ones with at most one mark, which
-# the twelve DejaVu faces have. Scaled to one bounding box, no two correlate by more than 0.93 in DejaVu Sans; of two
-# alike, such as A and Alpha, the first is kept. Each word of the names is in four or more of them.
+# Letters whose Unicode names can be read off their shape: Latin, Greek and Cyrillic ones with at
+# most one mark, which the twelve DejaVu faces have. Scaled to one bounding box, no two correlate by
+# more than 0.93 in DejaVu Sans; of two alike, such as A and Alpha, the first is kept. Each word of
+# the names is in four or more of them.
 NAMED_LETTERS = (
     "ABCDEFGHIJKLMNOPRSTUVWXYZabcdefghijklmnoprstuvwxyzÀÄÅÆÇÈËÌÍÎÏÑÒÖØÙÜÝàáâãäåæçèéêëìíîï"
     "ñòóôõöøùúûüýÿāĂăĄąĆćĉċĎēĕĖėĘęĜĝğĠġĢĤĥĦħĨĩīĭĮįĴĵĶķĹĺĻļĽľĿŀŁłŃńŅņŇňōŏőŔŕŖŗŘřŚśŝŞşŢţŤťŦ"
@@ -50,7 +54,8 @@ _DEJAVU_STIX = (
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
-# The Computer Modern faces put other shapes than Unicode's at many code points; digits and letters are right.
+# The Computer Modern faces put other shapes than Unicode's at many code points; digits and letters
+# are right.
 _COMPUTER_MODERN = ("cmr10", "cmb10", "cmss10", "cmti10", "cmtt10")
 
 # The screening above allows for two images that are turned by this much in opposite directions.
@@ -59,9 +64,11 @@ _MIN_CONTRAST = 90.0
 
 
 def split_characters() -> dict[str, str]:
-    """Return the characters of either split, in the order of their labels; train has two thirds of them.
+    """Return the characters of either split, in the order of their labels; train has two thirds of
+    them.
 
-    The order is that of a hash, which mixes the scripts and is the same everywhere and for every seed.
+    The order is that of a hash, which mixes the scripts and is the same everywhere and for every
+    seed.
     """
     mixed = _mixed(CHARACTERS)
     num_train = round(len(mixed) * 2 / 3)
@@ -73,20 +80,26 @@ def _mixed(characters: str) -> str:
 
 
 def split_named_letters() -> dict[str, str]:
-    """Return the letters of either split, a third to test. Each word of a test name is in three training names.
+    """Return the letters of either split, a third to test. Each word of a test name is in three
+    training names.
 
     Example:
         >>> [unicodedata.name(letter) for letter in split_named_letters()["test"][:2]]
         ['LATIN SMALL LETTER E WITH MACRON', 'LATIN CAPITAL LETTER A WITH DOUBLE GRAVE']
     """
-    left = collections.Counter(word for letter in NAMED_LETTERS for word in unicodedata.name(letter).split())
+    left = collections.Counter(
+        word for letter in NAMED_LETTERS for word in unicodedata.name(letter).split()
+    )
     test: list[str] = []
     for letter in _mixed(NAMED_LETTERS):
         words = unicodedata.name(letter).split()
         if len(test) < len(NAMED_LETTERS) // 3 and all(left[word] > 3 for word in words):
             test.append(letter)
             left.subtract(words)
-    return {"train": "".join(c for c in _mixed(NAMED_LETTERS) if c not in test), "test": "".join(test)}
+    return {
+        "train": "".join(c for c in _mixed(NAMED_LETTERS) if c not in test),
+        "test": "".join(test),
+    }
 
 
 def read(
@@ -100,8 +113,8 @@ def read(
 ) -> ImageDataset:
     """Draws one split: 213 characters to train, 107 others to test; with texts 293 and 146 letters.
 
-    An image is a pure function of (seed, character, instance, size): face, place, scale, turn, slant, thickness,
-    colors, background, clutter and noise vary, the character does not.
+    An image is a pure function of (seed, character, instance, size): face, place, scale, turn,
+    slant, thickness, colors, background, clutter and noise vary, the character does not.
 
     Args:
         data_dir: Ignored.
@@ -109,7 +122,8 @@ def read(
         images_per_class: How many images of each character to draw.
         size: Height and width in pixels.
         seed: Another seed draws other images of the same classes.
-        texts: Draw the letters of `split_named_letters`, each image with its Unicode name as text and class name.
+        texts: Draw the letters of `split_named_letters`, each image with its Unicode name as text
+            and class name.
 
     Raises:
         UserError: An option is out of range, or matplotlib's fonts are not there.
@@ -118,7 +132,11 @@ def read(
         >>> read(split="test", images_per_class=4).images.data.shape
         (428, 64, 64, 3)
     """
-    for name, value, least in (("images_per_class", images_per_class, 1), ("size", size, 16), ("seed", seed, 0)):
+    for name, value, least in (
+        ("images_per_class", images_per_class, 1),
+        ("size", size, 16),
+        ("seed", seed, 0),
+    ):
         if value < least:
             raise UserError(f"glyphs: {name} must be {least} or more, it is {value}")
     splits = split_named_letters() if texts else split_characters()
@@ -136,7 +154,9 @@ def read(
     class_names = [unicodedata.name(character) for character in characters] if texts else characters
     of_images = np.repeat(class_names, images_per_class) if texts else None
     images = ArrayImages(data, tuple(names))
-    return ImageDataset("glyphs", split, images, labels, dict(enumerate(class_names, first)), texts=of_images)
+    return ImageDataset(
+        "glyphs", split, images, labels, dict(enumerate(class_names, first)), texts=of_images
+    )
 
 
 def draw(character: str, instance: int, *, size: int = 64, seed: int = 0) -> np.ndarray:
@@ -232,7 +252,9 @@ def _place(glyph: Image.Image, size: int, rng: np.random.Generator) -> np.ndarra
     center = size / 2 + rng.uniform(-room, room, 2)
     offset = np.array(glyph.size) / 2 - back @ center
     matrix = (*back[0], offset[0], *back[1], offset[1])
-    placed = glyph.transform((size, size), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR)
+    placed = glyph.transform(
+        (size, size), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR
+    )
     placed = placed.filter(ImageFilter.GaussianBlur(size / 64 * rng.uniform(0.0, 1.0)))
     return np.asarray(placed, np.float32) / 255
 

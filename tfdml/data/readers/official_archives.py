@@ -55,35 +55,53 @@ _SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
 
 
 def _checked(dataset: ImageDataset, source: object, check_counts: bool) -> ImageDataset:
-    """Compare the numbers of images and classes with the published ones, and return the data set."""
+    """Compare the numbers of images and classes with the published ones, and return the data
+    set."""
     parts = [dataset] if dataset.is_query is None else [dataset.queries, dataset.gallery]
     for part in parts if check_counts else ():
-        for what, published, count in (("images", NUM_IMAGES, len(part)), ("classes", NUM_CLASSES, part.num_classes)):
+        for what, published, count in (
+            ("images", NUM_IMAGES, len(part)),
+            ("classes", NUM_CLASSES, part.num_classes),
+        ):
             if count != (expected := published[part.name][part.split]):
-                text = f"{part.name}: expected {expected:,} {part.split} {what} in {source}, found {count:,}"
-                advice = "unpack or download the official archive again, or pass check_counts=False for a part of it"
+                text = (
+                    f"{part.name}: expected {expected:,} {part.split} {what} in {source}, found "
+                    f"{count:,}"
+                )
+                advice = (
+                    "unpack or download the official archive again, or pass check_counts=False for "
+                    "a part of it"
+                )
                 raise UserError(f"{text}; {advice}")
     return dataset
 
 
 def _zero_shot(table: Table, name: str, numbers: np.ndarray) -> None:
-    """Give the table its split: the first half of the classes, by their numbers from 1 on, is for training."""
-    table.columns["split"] = np.where(numbers <= NUM_CLASSES[name]["train"], "train", "test").tolist()
+    """Give the table its split: the first half of the classes, by their numbers from 1 on, is for
+    training."""
+    table.columns["split"] = np.where(
+        numbers <= NUM_CLASSES[name]["train"], "train", "test"
+    ).tolist()
 
 
-def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Read the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number less one.
+def read_cars196(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True
+) -> ImageDataset:
+    """Read the zero-shot split: classes 1-98 to train, 99-196 to test; a label is the class number
+    less one.
 
-    Either official form will do: `cars_train/`, `cars_test/` and their two tables, or `car_ims/` and its one
-    table. Tables may lie in `devkit/` or in `data_dir` itself.
+    Either official form will do: `cars_train/`, `cars_test/` and their two tables, or `car_ims/`
+    and its one table. Tables may lie in `devkit/` or in `data_dir` itself.
 
     Args:
         data_dir: The folder with the image folders and `devkit/`.
         split: `"train"` or `"test"`.
-        check_counts: Whether the split must have its 8,054 or 8,131 images; False for a part of the data set.
+        check_counts: Whether the split must have its 8,054 or 8,131 images; False for a part of the
+            data set.
 
     Raises:
-        UserError: A table or an image is missing, a table cannot be read, or the number of images is wrong.
+        UserError: A table or an image is missing, a table cannot be read, or the number of images
+            is wrong.
 
     Example:
         >>> read_cars196("data/cars196", "test").num_classes
@@ -95,7 +113,9 @@ def read_cars196(data_dir: str | os.PathLike, split: str = "train", *, check_cou
     _zero_shot(table, "cars196", numbers)
     class_names = {label: f"class {label + 1}" for label in range(196)} | _car_names(root)
     advice = "unpack the image archives again next to devkit/"
-    return _checked(tables.dataset_of(table, split, numbers - 1, class_names, advice), root, check_counts)
+    return _checked(
+        tables.dataset_of(table, split, numbers - 1, class_names, advice), root, check_counts
+    )
 
 
 def _cars_table(root: pathlib.Path) -> Table:
@@ -103,14 +123,17 @@ def _cars_table(root: pathlib.Path) -> Table:
     merged = _find_table(root, "cars_annos.mat")
     train = _find_table(root, "cars_train_annos.mat")
     test = _find_table(root, "cars_test_annos_withlabels.mat")
-    # The two forms number the images differently, so the image folder decides which table is the right one.
+    # The two forms number the images differently, so the image folder decides which table is the
+    # right one.
     if merged and ((root / "car_ims").is_dir() or not (train or test)):
         forms = [(merged, "", "relative_im_path")]
     elif train and test:
         forms = [(train, "cars_train", "fname"), (test, "cars_test", "fname")]
     else:
         lacking = "cars_test_annos_withlabels.mat" if train else "cars_train_annos.mat"
-        raise UserError(f"cars196: found no {lacking} in {root} or {root / 'devkit'}; {_CARS_LAYOUT}")
+        raise UserError(
+            f"cars196: found no {lacking} in {root} or {root / 'devkit'}; {_CARS_LAYOUT}"
+        )
     lines: list[str] = []
     columns: dict[str, list[str]] = {"path": [], "class": []}
     for file, folder, field in forms:
@@ -119,7 +142,9 @@ def _cars_table(root: pathlib.Path) -> Table:
             advice = "is it the official file, with labels?"
             raise UserError(f"cars196: {file} has no annotations.{field} and class; {advice}")
         lines += [f"{file.name}, row {row}" for row in range(1, len(records) + 1)]
-        columns["path"] += [os.path.join(root, folder, *str(name).split("/")) for name in records[field]]
+        columns["path"] += [
+            os.path.join(root, folder, *str(name).split("/")) for name in records[field]
+        ]
         columns["class"] += map(str, records["class"])
     table = Table("cars196", str(root), lines, columns)
     tables.check_composed(table, "path")
@@ -138,25 +163,31 @@ def _load_mat(path: pathlib.Path, field: str) -> np.ndarray:
 
 
 def _car_names(root: pathlib.Path) -> dict[int, str]:
-    """Names by label, from the meta file or, without it, from the merged table, which repeats them."""
+    """Names by label, from the meta file or, without it, from the merged table, which repeats
+    them."""
     path = _find_table(root, "cars_meta.mat") or _find_table(root, "cars_annos.mat")
     return dict(enumerate(map(str, _load_mat(path, "class_names")))) if path else {}
 
 
-def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Read the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class number less one.
+def read_cub200(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True
+) -> ImageDataset:
+    """Read the zero-shot split: classes 1-100 to train, 101-200 to test; a label is the class
+    number less one.
 
-    The archive's own `train_test_split.txt`, which has every class in both parts, plays no role. Images come in the
-    order of their ids.
+    The archive's own `train_test_split.txt`, which has every class in both parts, plays no role.
+    Images come in the order of their ids.
 
     Args:
-        data_dir: The folder `CUB_200_2011`, with `images.txt`, `image_class_labels.txt`, `classes.txt` and
-            `images/`, or the folder that it lies in.
+        data_dir: The folder `CUB_200_2011`, with `images.txt`, `image_class_labels.txt`,
+            `classes.txt` and `images/`, or the folder that it lies in.
         split: `"train"` or `"test"`.
-        check_counts: Whether the split must have its 5,864 or 5,924 images; False for a part of the data set.
+        check_counts: Whether the split must have its 5,864 or 5,924 images; False for a part of the
+            data set.
 
     Raises:
-        UserError: A file or an image is missing, a file is not as it should be, or the number of images is wrong.
+        UserError: A file or an image is missing, a file is not as it should be, or the number of
+            images is wrong.
 
     Example:
         >>> read_cub200("data/CUB_200_2011", "test").num_classes
@@ -165,10 +196,16 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     root = _official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
     images, labels, names = (
         _cub_table(os.path.join(root, file), column)
-        for file, column in (("images.txt", "path"), ("image_class_labels.txt", "class"), ("classes.txt", "name"))
+        for file, column in (
+            ("images.txt", "path"),
+            ("image_class_labels.txt", "class"),
+            ("classes.txt", "name"),
+        )
     )
     images.check_distinct("path")
-    class_of = dict(zip(labels.columns["id"], labels.integers("class", 1, 200).tolist(), strict=True))
+    class_of = dict(
+        zip(labels.columns["id"], labels.integers("class", 1, 200).tolist(), strict=True)
+    )
     images.check_cells("id", class_of.__contains__, f"in {labels.path}")
     labels.check_cells("id", {*images.columns["id"]}.__contains__, f"in {images.path}")
     images = images.take(np.argsort(images.integers("id")).tolist())
@@ -176,7 +213,9 @@ def read_cub200(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     _zero_shot(images, "cub200", numbers)
     images.columns["path"] = [os.path.join(root, "images", path) for path in images.columns["path"]]
     class_names = {label: f"class {label + 1}" for label in range(200)}
-    class_names |= {int(number) - 1: name for number, name in zip(*names.columns.values(), strict=True)}
+    class_names |= {
+        int(number) - 1: name for number, name in zip(*names.columns.values(), strict=True)
+    }
     dataset = tables.dataset_of(images, split, numbers - 1, class_names, tables.UNPACK)
     return _checked(dataset, images.path, check_counts)
 
@@ -190,41 +229,56 @@ def _cub_table(path: str, column: str) -> Table:
 
 
 def _official_root(name: str, data_dir: str | os.PathLike, folder: str, marker: str) -> str:
-    """Return the folder of an official archive: `data_dir` itself, or `folder` in it, by a file that lies in it."""
+    """Return the folder of an official archive: `data_dir` itself, or `folder` in it, by a file
+    that lies in it."""
     path = first_of(data_dir, marker, os.path.join(folder, marker))
     if not is_file(path):
         inner = os.path.join(data_dir, folder)
-        raise UserError(f"{name}: found no {marker} in {data_dir} or {inner}; unpack the official {folder} there")
+        raise UserError(
+            f"{name}: found no {marker} in {data_dir} or {inner}; unpack the official {folder} "
+            "there"
+        )
     return os.path.dirname(path)
 
 
-def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
-    """Read the official split, whose items are disjoint; the test split is queries and gallery in one.
+def read_inshop(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True
+) -> ImageDataset:
+    """Read the official split, whose items are disjoint; the test split is queries and gallery in
+    one.
 
-    A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query` distinguishes the queries from
-    the gallery; `load("inshop", data_dir, "query")` and `"gallery"` give either alone.
+    A label is the number of the item: 2 for `id_00000002`. In the test split, `is_query`
+    distinguishes the queries from the gallery; `load("inshop", data_dir, "query")` and `"gallery"`
+    give either alone.
 
     Args:
-        data_dir: The folder with `list_eval_partition.txt`, in `Eval/`, in `Anno/` or right inside, and with the
-            images, in `img/` or `Img/img/`.
+        data_dir: The folder with `list_eval_partition.txt`, in `Eval/`, in `Anno/` or right inside,
+            and with the images, in `img/` or `Img/img/`.
         split: `"train"` or `"test"`.
-        check_counts: Whether the split must have its published numbers of images and items; False for a part of the
-            data set.
+        check_counts: Whether the split must have its published numbers of images and items; False
+            for a part of the data set.
 
     Raises:
-        UserError: The list or an image is missing, the list is not as it should be, or a number is wrong.
+        UserError: The list or an image is missing, the list is not as it should be, or a number is
+            wrong.
 
     Example:
         >>> read_inshop("data/inshop", "test").num_classes
         3985
     """
     root = os.fspath(data_dir)
-    source = first_of(root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", "")))
+    source = first_of(
+        root, *(os.path.join(folder, _INSHOP_PARTITION) for folder in ("Eval", "Anno", ""))
+    )
     if not is_file(source):
-        raise UserError(f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there")
+        raise UserError(
+            f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there"
+        )
     # The first line is the number of rows.
     table = tables.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
-    table.check_cells("evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery")
+    table.check_cells(
+        "evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery"
+    )
     table.check_cells("item_id", _INSHOP_ITEM.fullmatch, "the like of id_00000002")
     table.check_distinct("image_name")
     names, items, parts = table.columns.values()
@@ -233,15 +287,20 @@ def read_inshop(data_dir: str | os.PathLike, split: str = "train", *, check_coun
     table.columns.update(path=[os.path.join(images, name) for name in names], split=parts)
     class_names = dict(zip(labels.tolist(), items, strict=True))
     advice = "unpack img.zip so that its folder img/ lies in data_dir or in its Img/"
-    return _checked(tables.dataset_of(table, split, labels, class_names, advice), source, check_counts)
+    return _checked(
+        tables.dataset_of(table, split, labels, class_names, advice), source, check_counts
+    )
 
 
-def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+def read_omniglot(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True
+) -> ImageDataset:
     """Read the background set (964 classes) to train, the evaluation set (659 classes) to test.
 
-    A class is one character of one alphabet, drawn by 20 people. Labels follow the sorted names: 0 to 963 for the
-    background set, from 964 on for the evaluation set. The images come from `images_background.zip` and
-    `images_evaluation.zip`, or from the folders of the same names if only those are there.
+    A class is one character of one alphabet, drawn by 20 people. Labels follow the sorted names: 0
+    to 963 for the background set, from 964 on for the evaluation set. The images come from
+    `images_background.zip` and `images_evaluation.zip`, or from the folders of the same names if
+    only those are there.
 
     Args:
         data_dir: The folder with the two archives.
@@ -258,26 +317,38 @@ def read_omniglot(data_dir: str | os.PathLike, split: str = "train", *, check_co
     root, stem = pathlib.Path(data_dir), _OMNIGLOT_ARCHIVES[split]
     archive, folder = root / f"{stem}.zip", root / stem
     if not (archive.is_file() or folder.is_dir()):
-        raise UserError(f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official {stem}.zip")
+        raise UserError(
+            f"omniglot: found neither {archive} nor {folder}/; data_dir must hold the official "
+            f"{stem}.zip"
+        )
     images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
     # Names read .../<alphabet>/<character>/<image>.png
     classes = ["/".join(name.replace(os.sep, "/").split("/")[-3:-1]) for name in images.names]
     names, labels = np.unique(classes, return_inverse=True)
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
-    dataset = ImageDataset("omniglot", split, images, labels + first, dict(enumerate(map(str, names), first)))
+    dataset = ImageDataset(
+        "omniglot", split, images, labels + first, dict(enumerate(map(str, names), first))
+    )
     return _checked(dataset, archive if archive.is_file() else folder, check_counts)
 
 
 def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     # zipfile raises a dozen types on a damaged file.
-    damaged = user_errors(Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again")
+    damaged = user_errors(
+        Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again"
+    )
     with damaged, zipfile.ZipFile(archive) as file:
         inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
-        names = [name for name in file.namelist() if name[-1] != "/" and tables.is_visible(os.path.basename(name))]
+        names = [
+            name
+            for name in file.namelist()
+            if name[-1] != "/" and tables.is_visible(os.path.basename(name))
+        ]
         members = sorted({*filter(inside.fullmatch, names)})
         if len(members) < len(names):
             tables.warn(
-                f"omniglot: {archive}: left out {len(names) - len(members)} files that are no image of a character"
+                f"omniglot: {archive}: left out {len(names) - len(members)} files that are no "
+                "image of a character"
             )
         return EncodedImages(tuple(file.read(name) for name in members), tuple(members))
 
@@ -291,21 +362,24 @@ def _omniglot_folder(folder: pathlib.Path) -> Images:
     return FileImages(tuple(inside))
 
 
-def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True) -> ImageDataset:
+def read_sop(
+    data_dir: str | os.PathLike, split: str = "train", *, check_counts: bool = True
+) -> ImageDataset:
     """Read the official split, whose classes are disjoint.
 
-    A label is the class id less one: 0 to 11,317 to train, 11,318 to 22,633 to test. `super_labels` holds the kind
-    of product, 0 to 11 (see `SOP_SUPER_CLASSES`).
+    A label is the class id less one: 0 to 11,317 to train, 11,318 to 22,633 to test. `super_labels`
+    holds the kind of product, 0 to 11 (see `SOP_SUPER_CLASSES`).
 
     Args:
-        data_dir: The folder `Stanford_Online_Products`, with `Ebay_train.txt`, `Ebay_test.txt` and the image
-            folders, or the folder that it lies in.
+        data_dir: The folder `Stanford_Online_Products`, with `Ebay_train.txt`, `Ebay_test.txt` and
+            the image folders, or the folder that it lies in.
         split: `"train"` or `"test"`.
-        check_counts: Whether the split must have its published numbers of images and classes; False for a part of
-            the data set.
+        check_counts: Whether the split must have its published numbers of images and classes; False
+            for a part of the data set.
 
     Raises:
-        UserError: The list or an image is missing, the list is not as it should be, or a number is wrong.
+        UserError: The list or an image is missing, the list is not as it should be, or a number is
+            wrong.
 
     Example:
         >>> read_sop("data/Stanford_Online_Products", "test").num_classes
@@ -324,5 +398,7 @@ def read_sop(data_dir: str | os.PathLike, split: str = "train", *, check_counts:
     class_names = {label: f"{SOP_SUPER_CLASSES[kind]} {label + 1}" for label, kind in kind_of}
     if len(class_names) < len(kind_of):
         raise UserError(f"sop: {source}: some classes have two super-classes; download it again")
-    dataset = tables.dataset_of(table, split, labels, class_names, tables.UNPACK, super_labels=kinds)
+    dataset = tables.dataset_of(
+        table, split, labels, class_names, tables.UNPACK, super_labels=kinds
+    )
     return _checked(dataset, source, check_counts)

@@ -28,7 +28,10 @@ _VALUES = {
 # What folders and cells are called that name a part of the data, in lower case.
 _PARTS = {
     **dict.fromkeys(("train", "training"), "train"),
-    **dict.fromkeys(("test", "testing", "holdout", "hold_out", "heldout", "held_out", "eval", "evaluation"), "test"),
+    **dict.fromkeys(
+        ("test", "testing", "holdout", "hold_out", "heldout", "held_out", "eval", "evaluation"),
+        "test",
+    ),
     **dict.fromkeys(("val", "valid", "validation", "dev"), "validation"),
     **dict.fromkeys(("query", "queries"), "query"),
     "gallery": "gallery",
@@ -41,31 +44,35 @@ _MISSING = {"nan", "NaN", "None", "null", "<NA>"}
 
 
 def _part_of(name: str) -> str:
-    """Return which part of the data a folder or a cell of this name is; empty where it is no usual name of one."""
+    """Return which part of the data a folder or a cell of this name is; empty where it is no usual
+    name of one."""
     return _PARTS.get(name.lower().replace("-", "_"), "")
 
 
-def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5) -> ImageDataset:
+def read_folder(
+    data_dir: str | os.PathLike, split: str = "train", *, test_fraction: float = 0.5
+) -> ImageDataset:
     """Read `data_dir/<class>/**/<image>`, or `data_dir/<split>/<class>/**/<image>`.
 
-    Splits are folders of the usual names, in any case: `train` or `training`; `test`, `testing` or `holdout`; `val`,
-    `valid`, `validation` or `dev`, which are the test images where there is no `test` and are left out otherwise;
-    `query` and `gallery`, which are the test images in their roles. Without class folders each image is a class of its
-    own.
+    Splits are folders of the usual names, in any case: `train` or `training`; `test`, `testing` or
+    `holdout`; `val`, `valid`, `validation` or `dev`, which are the test images where there is no
+    `test` and are left out otherwise; `query` and `gallery`, which are the test images in their
+    roles. Without class folders each image is a class of its own.
 
-    Images are JPEG, PNG and WebP files by their content, whatever their names, at any depth below their class folder.
-    A warning counts all other files by kind. Hidden files and folders are no images and no classes. Labels follow the
-    sorted names of the classes of all splits. Links are followed, to each folder once.
+    Images are JPEG, PNG and WebP files by their content, whatever their names, at any depth below
+    their class folder. A warning counts all other files by kind. Hidden files and folders are no
+    images and no classes. Labels follow the sorted names of the classes of all splits. Links are
+    followed, to each folder once.
 
     Args:
         data_dir: The tree, on a local disk or on any file system that `fsspec` knows.
         split: `"train"`, `"test"`, or `"all"` for all images.
-        test_fraction: Without splits: the share of the classes, the last in sorted order, that is held out as the test
-            split; each split gets at least one class.
+        test_fraction: Without splits: the share of the classes, the last in sorted order, that is
+            held out as the test split; each split gets at least one class.
 
     Raises:
-        UserError: There is no folder or no image, there is one class only (but for `"all"`), folders look like splits
-            among classes, or the fraction is not between 0 and 1.
+        UserError: There is no folder or no image, there is one class only (but for `"all"`),
+            folders look like splits among classes, or the fraction is not between 0 and 1.
 
     Example:
         >>> read_folder("photos", "test", test_fraction=0.25).num_classes
@@ -91,16 +98,20 @@ def read_folder(data_dir: str | os.PathLike, split: str = "train", *, test_fract
     table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
     if inner := sorted({"/".join(place[:-1]) for place in places if len(place) > 2}):
         warn(
-            f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, are of these classes"
+            f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, "
+            "are of these classes"
         )
     tables.check_composed(table, "path")
     tables.check_composed(table, "label")
     table = _with_parts(_with_classes(table), split)
-    return tables.dataset_of(table, split, *class_ids(table, "label", is_name=True), test_fraction=test_fraction)
+    return tables.dataset_of(
+        table, split, *class_ids(table, "label", is_name=True), test_fraction=test_fraction
+    )
 
 
 def _take_splits(root: str, places: list[list[str]]) -> list[str]:
-    """Take the folders that are splits off the paths of images, and return these splits; none where there are none.
+    """Take the folders that are splits off the paths of images, and return these splits; none where
+    there are none.
 
     Raises:
         UserError: Some folders look like splits and others do not, or two folders name one split.
@@ -108,18 +119,34 @@ def _take_splits(root: str, places: list[list[str]]) -> list[str]:
     folders = sorted({place[0] for place in places if len(place) > 1})
     splits = {folder: part for folder in folders if (part := _part_of(folder))}
     others = [folder for folder in folders if folder not in splits]
-    if others and (len(splits) > 1 or any(len(place) > 2 and place[0] in splits for place in places)):
+    if others and (
+        len(splits) > 1 or any(len(place) > 2 and place[0] in splits for place in places)
+    ):
         mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
-        advice = "give splits a folder without others, or rename classes that are called like splits"
-        raise UserError(f"folder: {root} has {mixed}: they look like splits among classes; {advice}")
-    if not splits and (inner := sorted({place[1] for place in places if len(place) > 2 and _part_of(place[1])})):
-        warn(f"folder: {root}: {', '.join(f'{name}/' for name in inner)} in classes are no splits: all are read.")
+        advice = (
+            "give splits a folder without others, or rename classes that are called like splits"
+        )
+        raise UserError(
+            f"folder: {root} has {mixed}: they look like splits among classes; {advice}"
+        )
+    if not splits and (
+        inner := sorted({place[1] for place in places if len(place) > 2 and _part_of(place[1])})
+    ):
+        warn(
+            f"folder: {root}: {', '.join(f'{name}/' for name in inner)} in classes are no splits: "
+            "all are read."
+        )
     if others:
         for folder in splits:
-            warn(f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds images.")
+            warn(
+                f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds "
+                "images."
+            )
         return []
     if len({*splits.values()}) < len(splits):
-        raise UserError(f"folder: {root} has folders that name one split, of {', '.join(splits)}; make them one")
+        raise UserError(
+            f"folder: {root} has folders that name one split, of {', '.join(splits)}; make them one"
+        )
     parts = []
     for place in places if splits else ():
         part = splits[place.pop(0)] if len(place) > 1 else ""
@@ -132,18 +159,29 @@ def _take_splits(root: str, places: list[list[str]]) -> list[str]:
 
 
 def _with_classes(table: Table) -> Table:
-    """Return the table without images next to class folders; in a split without class folders each is its own class."""
+    """Return the table without images next to class folders; in a split without class folders each
+    is its own class."""
     labels = table.columns["label"]
     parts = table.columns.get("split", ["all"] * len(table))
     labeled = {"", *(part for part, label in zip(parts, labels, strict=True) if label)}
-    table = table.take([row for row, label in enumerate(labels) if label or parts[row] not in labeled])
+    table = table.take(
+        [row for row, label in enumerate(labels) if label or parts[row] not in labeled]
+    )
     if len(table) < len(labels):
-        warn(f"folder: ignoring {len(labels) - len(table)} images outside the class folders of {table.path}.")
+        warn(
+            f"folder: ignoring {len(labels) - len(table)} images outside the class folders of "
+            f"{table.path}."
+        )
     alone = [row for row, label in enumerate(table.columns["label"]) if not label]
     if alone:
-        warn(f"folder: {table.path}: each of {len(alone)} images outside class folders is a class of its own.")
+        warn(
+            f"folder: {table.path}: each of {len(alone)} images outside class folders is a class "
+            "of its own."
+        )
     for row in alone:
-        table.columns["label"][row] = composed(os.path.relpath(table.columns["path"][row], table.path))
+        table.columns["label"][row] = composed(
+            os.path.relpath(table.columns["path"][row], table.path)
+        )
     return table
 
 
@@ -155,44 +193,53 @@ def read_list(
     pairs: str = "",
     levels: bool = False,
 ) -> ImageDataset:
-    """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a Parquet file.
+    """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a
+    Parquet file.
 
     The columns (or keys) are `path` and `label`, and, if wanted, the others, in any order:
 
     - `path`: of the image; a relative one is relative to the folder of the list.
-    - `label`: if every label of the file is an integer, these are the class ids; otherwise labels are names, whose
-      ids follow their sorted order over both splits. `007` is a name, `7` an integer.
-    - `split`: `train` or `test`, or another usual name of these (`training`, `val`, `valid`, `holdout`). Next to
-      `test`, images of `val` are left out. Without this column, the last classes in order are the test split.
-    - `role`: `query` or `gallery` for the test images, `train` or nothing for training images. Queries are then looked
-      up in the gallery; without roles, each test image is looked up among all others. `junk` is left out.
+    - `label`: if every label of the file is an integer, these are the class ids; otherwise labels
+      are names, whose ids follow their sorted order over both splits. `007` is a name, `7` an
+      integer.
+    - `split`: `train` or `test`, or another usual name of these (`training`, `val`, `valid`,
+      `holdout`). Next to `test`, images of `val` are left out. Without this column, the last
+      classes in order are the test split.
+    - `role`: `query` or `gallery` for the test images, `train` or nothing for training images.
+      Queries are then looked up in the gallery; without roles, each test image is looked up among
+      all others. `junk` is left out.
     - `super_label`: of a coarser class; integers or names, as for `label`.
-    - `group`: the camera or the sequence; integers or names, as for `label`. Evaluation ignores images of the
-      query's class and group, which are too easy to find.
-    - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together if they share a
-      label. Without a column `label` the class is the first of them. With `levels` a class on each level, the finest
-      first: `fiat_500|hatchback|car`.
+    - `group`: the camera or the sequence; integers or names, as for `label`. Evaluation ignores
+      images of the query's class and group, which are too easy to find.
+    - `labels`: a label set, a list in Parquet and JSON and `cat|dog` in CSV. Images belong together
+      if they share a label. Without a column `label` the class is the first of them. With `levels`
+      a class on each level, the finest first: `fiat_500|hatchback|car`.
     - `id`: a name of the image for `pairs`, next to its path.
-    - `text`: what the image shows, for a learner of images and texts. An image may have several rows, each with a text.
-      Without a column `label` each image is a class of its own.
+    - `text`: what the image shows, for a learner of images and texts. An image may have several
+      rows, each with a text. Without a column `label` each image is a class of its own.
 
-    With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which matters for splits
-    alone, and right for a query are the images that are similar to it.
+    With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which
+    matters for splits alone, and right for a query are the images that are similar to it.
 
-    The delimiter of a CSV file is a comma, a semicolon or a tab. White space around its cells is dropped. Names of
-    columns and values of `split` and `role` count in capitals or not, and other columns are ignored. Rows that repeat
-    another are dropped. A warning counts what is ignored, dropped or left out.
+    The delimiter of a CSV file is a comma, a semicolon or a tab. White space around its cells is
+    dropped. Names of columns and values of `split` and `role` count in capitals or not, and other
+    columns are ignored. Rows that repeat another are dropped. A warning counts what is ignored,
+    dropped or left out.
 
     Args:
-        data_dir: The list itself: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
+        data_dir: The list itself: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name
+            for CSV or JSON lines.
         split: `"train"` or `"test"`.
-        test_fraction: Without splits and roles: the share of the classes that is held out as the test split; each
-            split gets at least one class.
-        pairs: A file with pairs or triplets of the images, relative to the folder of the list; see `read_pairs`.
-        levels: Learn and measure the classes of `labels` as levels; without this column `label` and `super_label`.
+        test_fraction: Without splits and roles: the share of the classes that is held out as the
+            test split; each split gets at least one class.
+        pairs: A file with pairs or triplets of the images, relative to the folder of the list; see
+            `read_pairs`.
+        levels: Learn and measure the classes of `labels` as levels; without this column `label` and
+            `super_label`.
 
     Raises:
-        UserError: The list or an image is missing, or a line is not as it should be; the message names the line.
+        UserError: The list or an image is missing, or a line is not as it should be; the message
+            names the line.
 
     Example:
         >>> read_list("photos/list.csv", "test", test_fraction=0.25).num_classes
@@ -201,7 +248,9 @@ def read_list(
     file = os.fspath(data_dir)
     check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
-    label_rows = _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
+    label_rows = (
+        _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
+    )
     columns: dict[str, Any] = {"label_rows": label_rows, "texts": table.columns.get("text")}
     columns["protocol"] = Protocol(_MEASURED, levels=label_rows) if levels else None
     if pairs:
@@ -211,38 +260,57 @@ def read_list(
             columns["protocol"] = similar_images(columns["pairs"], len(table), junk)
         elif len(junk):
             advice = "leave out the column"
-            raise UserError(f"list: {pairs} has junk, which a list with the column label cannot use; {advice}")
-    table.columns.setdefault("label", [composed(os.path.normpath(path)) for path in table.columns["path"]])
+            raise UserError(
+                f"list: {pairs} has junk, which a list with the column label cannot use; {advice}"
+            )
+    table.columns.setdefault(
+        "label", [composed(os.path.normpath(path)) for path in table.columns["path"]]
+    )
     for column, field in (("super_label", "super_labels"), ("group", "groups")):
         columns[field] = class_ids(table, column)[0] if column in table.columns else None
-    advice = f"correct the list or add the images; a relative path starts from {os.path.dirname(file) or '.'}"
-    return tables.dataset_of(table, split, *class_ids(table, "label"), advice, test_fraction, **columns)
+    advice = (
+        "correct the list or add the images; a relative path starts from "
+        f"{os.path.dirname(file) or '.'}"
+    )
+    return tables.dataset_of(
+        table, split, *class_ids(table, "label"), advice, test_fraction, **columns
+    )
 
 
 def _split_labels(table: Table) -> list[list[str]]:
-    return [[name.strip() for name in cell.split(BETWEEN) if name.strip()] for cell in table.columns["labels"]]
+    return [
+        [name.strip() for name in cell.split(BETWEEN) if name.strip()]
+        for cell in table.columns["labels"]
+    ]
 
 
 def _levels(table: Table) -> np.ndarray:
-    """Return the class ids on each level, (N, L), of the column labels, which gives the others, or of these."""
+    """Return the class ids on each level, (N, L), of the column labels, which gives the others, or
+    of these."""
     if "labels" in table.columns:
         names = _split_labels(table)
         for row, levels in enumerate(names):
             if len(levels) < 2 or len(levels) != len(names[0]):
                 counts = f"{len(levels)} levels and {len(names[0])} in the first line"
-                raise UserError(f"{table.where(row)}: labels has {counts}; name as many, at least 2, of every image")
+                raise UserError(
+                    f"{table.where(row)}: labels has {counts}; name as many, at least 2, of every "
+                    "image"
+                )
         columns = [list(column) for column in zip(*names, strict=True)]
         table.columns.update(label=columns[0], super_label=columns[1])
     elif "super_label" in table.columns:
         columns = [table.columns["label"], table.columns["super_label"]]
     else:
-        raise UserError(f"list: levels=true needs a column labels or super_label, and {table.path} has neither")
+        raise UserError(
+            f"list: levels=true needs a column labels or super_label, and {table.path} has neither"
+        )
     alone = (dataclasses.replace(table, columns={"labels": column}) for column in columns)
     return np.stack([class_ids(level, "labels")[0] for level in alone], axis=1)
 
 
 def _label_sets(table: Table) -> np.ndarray:
-    """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where there is none."""
+    """Return the label sets as rows of 0 and 1, (N, L); the first label becomes the class where
+    there is none."""
     from sklearn.preprocessing import MultiLabelBinarizer  # takes a while to import
 
     sets = _split_labels(table)
@@ -253,9 +321,9 @@ def _label_sets(table: Table) -> np.ndarray:
 def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
     """Read pairs or triplets of the images of a list, a file of the same kinds.
 
-    Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `anchor`, `positive` and `negative`. Images
-    go by their path, relative to this file or as in the list, or by their `id` in the list. Where `similar` is
-    `junk`, either image is ignored when the other is a query.
+    Its columns are `a`, `b` and `similar` (0 or 1, or false or true), or `anchor`, `positive` and
+    `negative`. Images go by their path, relative to this file or as in the list, or by their `id`
+    in the list. Where `similar` is `junk`, either image is ignored when the other is a query.
 
     Args:
         file: The file.
@@ -265,14 +333,19 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
         The pairs, and the rows (J, 2) of those that are junk.
 
     Raises:
-        UserError: A line is not as it should be, or two lines contradict each other; the message names them.
+        UserError: A line is not as it should be, or two lines contradict each other; the message
+            names them.
     """
     table = read_rows(file, (), sum(PAIR_COLUMNS, ()))
     columns = next((columns for columns in PAIR_COLUMNS if {*columns} == {*table.columns}), None)
     if columns is None:
         choices = " or ".join(map(",".join, PAIR_COLUMNS))
-        raise UserError(f"list: {file} must have the columns {choices}; it has {','.join(table.columns)}")
-    row_of = {composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])}
+        raise UserError(
+            f"list: {file} must have the columns {choices}; it has {','.join(table.columns)}"
+        )
+    row_of = {
+        composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])
+    }
     if "id" in images.columns:
         images.check_distinct("id")
         row_of |= {name: row for row, name in enumerate(images.columns["id"])}
@@ -292,20 +365,24 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
     pair_list = PairList(rows[~is_junk], np.isin(cells, ("1", "true"))[~is_junk])
     scored = pair_list.scored()
     for twice in np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))[:1]:
-        names = " and ".join(quoted(images.columns["path"][row]) for row in scored[twice, :2].astype(int))
+        names = " and ".join(
+            quoted(images.columns["path"][row]) for row in scored[twice, :2].astype(int)
+        )
         raise UserError(f"list: {file}: {names} are similar and not; leave out one of the lines")
     return pair_list, rows[is_junk]
 
 
 def linked_classes(pairs: PairList, size: int) -> np.ndarray:
-    """Return a class of each image, (N,): those that similar pairs link, directly or through others, share one."""
+    """Return a class of each image, (N,): those that similar pairs link, directly or through
+    others, share one."""
     similar = pairs.similar()
     graph = scipy.sparse.coo_array((np.ones(len(similar)), similar.T), shape=(size, size))
     return scipy.sparse.csgraph.connected_components(graph, directed=False)[1].astype(np.int64)
 
 
 def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
-    """Return the protocol of images without classes: right for a query are the images that are similar to it.
+    """Return the protocol of images without classes: right for a query are the images that are
+    similar to it.
 
     Args:
         pairs: The pairs.
@@ -321,7 +398,9 @@ def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
     return Protocol(_MEASURED, ids=np.arange(size), lists=(dict(right), dict(ignored)))
 
 
-def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS) -> Table:
+def read_rows(
+    file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS
+) -> Table:
     """Read the rows of a list, as text, and check its cells.
 
     Args:
@@ -330,8 +409,8 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
         known: The columns that it may have.
 
     Returns:
-        The columns that it has; `path` is relative to the working folder, or absolute. `split` has the roles, too:
-        `train`, `test`, `query` or `gallery`.
+        The columns that it has; `path` is relative to the working folder, or absolute. `split` has
+        the roles, too: `train`, `test`, `query` or `gallery`.
 
     Raises:
         UserError: A line is not as it should be; the message names it.
@@ -347,7 +426,9 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
             table.check_cells(column, bool, "there")
         if column in _VALUES:
             values[:] = [_part_of(value) or value.lower() for value in values]
-            table.check_cells(column, _VALUES[column].__contains__, " or ".join(filter(None, _VALUES[column])))
+            table.check_cells(
+                column, _VALUES[column].__contains__, " or ".join(filter(None, _VALUES[column]))
+            )
         tables.check_composed(table, column)
     if "path" in table.columns:
         paths, folder = table.columns["path"], os.path.dirname(file)
@@ -356,16 +437,21 @@ def read_rows(file: str, required: Sequence[str] = _REQUIRED, known: Sequence[st
 
 
 def _with_parts(table: Table, split: str = "") -> Table:
-    """Return the table with its roles in `split`, without the rows that are in neither split, unless all are wanted."""
+    """Return the table with its roles in `split`, without the rows that are in neither split,
+    unless all are wanted."""
     splits, roles = table.columns.pop("split", None), table.columns.pop("role", None)
     if split == "all" or (splits is None and not any(roles or ())):
         return table
     if splits is None and roles and {"", "train"} <= {*roles}:
-        warn(f"{table.name}: {table.path}: {roles.count('')} images without a role are for training")
+        warn(
+            f"{table.name}: {table.path}: {roles.count('')} images without a role are for training"
+        )
     parts = []
     for row in range(len(table)):
         part, role = splits[row] if splits else "", roles[row] if roles else ""
-        if (part == "train" and role in ("query", "gallery")) or (role == "train" and part not in ("", "train")):
+        if (part == "train" and role in ("query", "gallery")) or (
+            role == "train" and part not in ("", "train")
+        ):
             raise UserError(f"{table.where(row)}: an image of the split {part} has the role {role}")
         parts.append(role or part or "train")
     left_out = {"junk"}
@@ -375,7 +461,9 @@ def _with_parts(table: Table, split: str = "") -> Table:
     if counts:
         text = ", ".join(f"{count} of {part}" for part, count in counts.items())
         warn(f"{table.name}: {table.path}: images are left out: {text}")
-    table.columns["split"] = ["test" if part == "validation" and not counts[part] else part for part in parts]
+    table.columns["split"] = [
+        "test" if part == "validation" and not counts[part] else part for part in parts
+    ]
     return table.take([row for row, part in enumerate(parts) if part not in left_out])
 
 
@@ -394,15 +482,20 @@ def _without_duplicates(table: Table) -> Table:
         distinct.setdefault((image, texts[row]), row)
         for column, values in table.columns.items():
             if column not in ("path", "text") and values[row] != values[first]:
-                raise UserError(f"{table.where(first, row)}: {quoted(path)} has two values of {column}")
+                raise UserError(
+                    f"{table.where(first, row)}: {quoted(path)} has two values of {column}"
+                )
     rows = list(distinct.values())
     if len(rows) < len(table):
         warn(f"list: dropped {len(table) - len(rows)} rows of {table.path} that repeat another")
     return table.take(rows)
 
 
-def class_ids(table: Table, column: str, is_name: bool = False) -> tuple[np.ndarray, dict[int, str]]:
-    """Return the id of every row, and the name of every id: integers are ids, names get theirs in sorted order.
+def class_ids(
+    table: Table, column: str, is_name: bool = False
+) -> tuple[np.ndarray, dict[int, str]]:
+    """Return the id of every row, and the name of every id: integers are ids, names get theirs in
+    sorted order.
 
     Args:
         table: The table.
@@ -423,5 +516,10 @@ def class_ids(table: Table, column: str, is_name: bool = False) -> tuple[np.ndar
         id_of = {cell: int(cell) for cell in unique}
     if missing := _MISSING.intersection(unique):
         names = ", ".join(map(quoted, sorted(missing)))
-        warn(f"{table.name}: {table.path}: {names} in {column} is taken for a name, not for a missing value")
-    return np.array([id_of[value] for value in values], np.int64), {i: name for name, i in id_of.items()}
+        warn(
+            f"{table.name}: {table.path}: {names} in {column} is taken for a name, not for a "
+            "missing value"
+        )
+    return np.array([id_of[value] for value in values], np.int64), {
+        i: name for name, i in id_of.items()
+    }

@@ -1,4 +1,5 @@
-"""Tables of images, checked strictly: text files, CSV, JSON lines, Parquet; and the image files that they name."""
+"""Tables of images, checked strictly: text files, CSV, JSON lines, Parquet; and the image files
+that they name."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ from tfdml.data.images import FileImages, in_threads
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
 
-# Characters that no valid path has, and that break a file system, a log or a report; the last are what Python
-# makes of a name that is no UTF-8.
+# Characters that no valid path has, and that break a file system, a log or a report; the last are
+# what Python makes of a name that is no UTF-8.
 CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 LIST_EXTENSIONS = (".csv", ".parquet", *JSON_EXTENSIONS)
@@ -42,7 +43,8 @@ _MOST_DIGITS = 18
 
 
 def composed(text: str) -> str:
-    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one or two characters.
+    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one
+    or two characters.
 
     Example:
         >>> composed("cafe\u0301") == "caf\u00e9"
@@ -90,7 +92,9 @@ class Table:
     def where(self, *rows: int) -> str:
         """Return the data set, the file, and the lines of some rows, for messages."""
         lines = (self.lines[row] for row in rows)
-        places = " and ".join(f"line {line}" if isinstance(line, int) else str(line) for line in lines)
+        places = " and ".join(
+            f"line {line}" if isinstance(line, int) else str(line) for line in lines
+        )
         return f"{self.name}: {self.path}, {places}"
 
     def take(self, rows: Sequence[int]) -> Table:
@@ -112,7 +116,9 @@ class Table:
         cells = self.columns[column]
         wrong = next((row for row, cell in enumerate(cells) if not is_right(cell)), None)
         if wrong is not None:
-            raise UserError(f"{self.where(wrong)}: {column} must be {expected}, it is {quoted(cells[wrong])}")
+            raise UserError(
+                f"{self.where(wrong)}: {column} must be {expected}, it is {quoted(cells[wrong])}"
+            )
 
     def integers(self, column: str, low: int = 0, high: int = 10**18) -> np.ndarray:
         """Return a column of whole numbers as (N,) int64.
@@ -126,13 +132,19 @@ class Table:
             UserError: A cell is no whole number from `low` to `high`; the message names its line.
 
         Example:
-            >>> read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name")).integers("id", 1, 200)[-2:]
+            >>> read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name")).integers("id",
+            ...     1, 200)[-2:]
             array([199, 200])
         """
 
         def is_right(cell: str) -> bool:
             # int() alone would take 1_0, or the digits of other scripts.
-            return cell.isdigit() and cell.isascii() and len(cell) <= _MOST_DIGITS and low <= int(cell) <= high
+            return (
+                cell.isdigit()
+                and cell.isascii()
+                and len(cell) <= _MOST_DIGITS
+                and low <= int(cell) <= high
+            )
 
         self.check_cells(column, is_right, f"a whole number of {low:,} to {high:,}")
         return np.array(list(map(int, self.columns[column])), np.int64)
@@ -146,11 +158,14 @@ class Table:
         first: dict[str, int] = {}
         for row, value in enumerate(self.columns[column]):
             if first.setdefault(value, row) != row:
-                raise UserError(f"{self.where(first[value], row)}: {column} {quoted(value)} comes twice")
+                raise UserError(
+                    f"{self.where(first[value], row)}: {column} {quoted(value)} comes twice"
+                )
 
 
 def read_text(name: str, path: str) -> str:
-    """Read a text file in UTF-8, with or without a byte order mark; every line end becomes a line feed.
+    """Read a text file in UTF-8, with or without a byte order mark; every line end becomes a line
+    feed.
 
     Args:
         name: The data set, for messages.
@@ -167,11 +182,15 @@ def read_text(name: str, path: str) -> str:
         data = files.read_bytes(path)
     except Exception as error:  # remote file systems have their own error types
         raise UserError(f"{name}: {path} is {access_fault(error)}; check data_dir") from error
-    with user_errors(UnicodeDecodeError, f"{name}: {path} is not UTF-8 text; save the file as UTF-8"):
+    with user_errors(
+        UnicodeDecodeError, f"{name}: {path} is not UTF-8 text; save the file as UTF-8"
+    ):
         return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False) -> Table:
+def read_table(
+    name: str, path: str, columns: Sequence[str], *, first_line: int = 1, header: bool = False
+) -> Table:
     """Read a table whose columns are separated by white space, as the official label files are.
 
     Args:
@@ -185,8 +204,8 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
         The table; blank lines are left out.
 
     Raises:
-        UserError: The file cannot be read, the header is another, a line has another number of columns, or there
-            is no row.
+        UserError: The file cannot be read, the header is another, a line has another number of
+            columns, or there is no row.
 
     Example:
         >>> classes = read_table("cub200", "data/CUB_200_2011/classes.txt", ("id", "name"))
@@ -199,11 +218,15 @@ def read_table(name: str, path: str, columns: Sequence[str], *, first_line: int 
         raise UserError(f"{name}: {path} has no header {' '.join(columns)!r} in line {first_line}")
     for line, row in rows:
         if len(row) != len(columns):
-            raise UserError(f"{name}: {path}, line {line}: expected {len(columns)} columns, found {len(row)}")
+            raise UserError(
+                f"{name}: {path}, line {line}: expected {len(columns)} columns, found {len(row)}"
+            )
     if not rows:
         raise UserError(f"{name}: {path} has no row; download it again")
     lines, cells = zip(*rows, strict=True)
-    return Table(name, path, lines, dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True)))
+    return Table(
+        name, path, lines, dict(zip(columns, map(list, zip(*cells, strict=True)), strict=True))
+    )
 
 
 def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[str]) -> Table:
@@ -211,7 +234,8 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
 
     Args:
         name: What the table is, for messages.
-        file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or JSON lines.
+        file: The file: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name for CSV or
+            JSON lines.
         required: The columns that it must have; `labels` or `text` may stand for `label`.
         known: The columns that are read. A warning names the others.
 
@@ -231,16 +255,25 @@ def read_cells(name: str, file: str, required: Sequence[str], known: Sequence[st
     keys: dict[str, str] = {}
     for key in header:
         if _plain(key) in keys:
-            raise UserError(f"{name}: {file}: column {quoted(_plain(key))} is twice in {quoted(', '.join(header))}")
+            raise UserError(
+                f"{name}: {file}: column {quoted(_plain(key))} is twice in "
+                f"{quoted(', '.join(header))}"
+            )
         if _plain(key) in known:
             keys[_plain(key)] = key
     for column in required:
         if column not in keys and not (column == "label" and keys.keys() & {"labels", "text"}):
-            raise UserError(f"{name}: {file} has no column {column}; it has {', '.join(map(quoted, header)) or 'none'}")
+            raise UserError(
+                f"{name}: {file} has no column {column}; it has "
+                f"{', '.join(map(quoted, header)) or 'none'}"
+            )
     if not lines:
         raise UserError(f"{name}: {file} has no row")
     if others := [quoted(key) for key in header if _plain(key) not in known]:
-        warn(f"{name}: {file}: other columns than {', '.join(known)} are ignored: {', '.join(others)}")
+        warn(
+            f"{name}: {file}: other columns than {', '.join(known)} are ignored: "
+            f"{', '.join(others)}"
+        )
     table = Table(name, file, lines, {})
     for column in filter(keys.__contains__, known):
         values = enumerate(columns[keys[column]])
@@ -252,7 +285,8 @@ def _plain(column: str) -> str:
     return column.strip().lower().replace(" ", "_")
 
 
-# The header; the line of each row; by column the cells, without a list or a dict for each of millions of rows.
+# The header; the line of each row; by column the cells, without a list or a dict for each of
+# millions of rows.
 _Columns = tuple[Sequence[str], Sequence[int], dict[str, list]]
 
 
@@ -261,14 +295,19 @@ def _parquet_columns(name: str, file: str, known: Sequence[str]) -> _Columns:
     import pyarrow.parquet
 
     damaged = user_errors(
-        (OSError, pa.ArrowException), f"{name}: {file} cannot be read as Parquet: {REASON}", keep="first"
+        (OSError, pa.ArrowException),
+        f"{name}: {file} cannot be read as Parquet: {REASON}",
+        keep="first",
     )
     with damaged, files.open_file(file) as opened:
         parquet = pa.parquet.ParquetFile(opened)
         header = parquet.schema_arrow.names
         cells = parquet.read(columns=[key for key in header if _plain(key) in known])
     # Names that come twice are refused by the caller.
-    columns = {key: column.to_pylist() for key, column in zip(cells.column_names, cells.columns, strict=True)}
+    columns = {
+        key: column.to_pylist()
+        for key, column in zip(cells.column_names, cells.columns, strict=True)
+    }
     return header, range(1, len(cells) + 1), columns
 
 
@@ -291,7 +330,9 @@ def _csv_columns(name: str, file: str, text: str) -> _Columns:
                 continue
             if len(cells) != len(header):
                 where = f"{name}: {file}, line {reader.line_num}"
-                raise UserError(f"{where}: expected {len(header)} cells as in the header, found {len(cells)}")
+                raise UserError(
+                    f"{where}: expected {len(header)} cells as in the header, found {len(cells)}"
+                )
             lines.append(reader.line_num)
             for column, cell in zip(columns, cells, strict=True):
                 column.append(cell)
@@ -319,7 +360,8 @@ def _json_columns(name: str, file: str, text: str) -> _Columns:
 
 
 def _as_text(table: Table, column: str, row: int, value: Any) -> str:
-    """Return a cell as text; a label may be an integer, similar a boolean, and only labels a list."""
+    """Return a cell as text; a label may be an integer, similar a boolean, and only labels a
+    list."""
     if value is None or isinstance(value, str):
         return value or ""
     if column == "labels" and isinstance(value, list):
@@ -327,11 +369,14 @@ def _as_text(table: Table, column: str, row: int, value: Any) -> str:
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     if (is_integer and column != "path") or (column == "similar" and isinstance(value, bool)):
         return str(value).lower()
-    raise UserError(f"{table.where(row)}: {column} must be a text or an integer, it is {quoted(value)}")
+    raise UserError(
+        f"{table.where(row)}: {column} must be a text or an integer, it is {quoted(value)}"
+    )
 
 
 def is_visible(name: str) -> bool:
-    """Whether a file or folder may be an image or a class: no dot or tilde leads its name, no system has made it.
+    """Whether a file or folder may be an image or a class: no dot or tilde leads its name, no
+    system has made it.
 
     Example:
         >>> is_visible("bus"), is_visible("Thumbs.db"), is_visible("~bus.tmp")
@@ -341,7 +386,15 @@ def is_visible(name: str) -> bool:
 
 
 # Of operating systems, network disks and archives, in lower case. They are in nobody's count.
-_SYSTEM_FILES = {"@eadir", "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "$recycle.bin", ".ds_store"}
+_SYSTEM_FILES = {
+    "@eadir",
+    "__macosx",
+    "thumbs.db",
+    "ehthumbs.db",
+    "desktop.ini",
+    "$recycle.bin",
+    ".ds_store",
+}
 # Of images that are not read, by Pillow's names.
 _FOREIGN_FORMATS = ("GIF", "BMP", "TIFF", "ICO", "PSD", "JPEG2000", "AVIF")
 
@@ -358,7 +411,8 @@ class LeftOut:
         self.name, self.source, self.kinds = name, source, collections.Counter[str]()
 
     def images(self, paths: Sequence[str]) -> list[str]:
-        """Return the paths of images, by their content where the extension is none of an image's; count the others."""
+        """Return the paths of images, by their content where the extension is none of an image's;
+        count the others."""
         unusual = [path for path in paths if not path.lower().endswith(EXTENSIONS)]
         kinds = in_threads(lambda index: _kind_of(unusual[index]), range(len(unusual)))
         others = {path: kind for path, kind in zip(unusual, kinds, strict=True) if kind}
@@ -366,10 +420,13 @@ class LeftOut:
         return [path for path in paths if path not in others]
 
     def visible(self, names: Sequence[str]) -> list[str]:
-        """Return the names that may be images or classes; count the hidden ones, but for those of a system."""
+        """Return the names that may be images or classes; count the hidden ones, but for those of a
+        system."""
         shown = list(filter(is_visible, names))
         hidden = {*names} - {*shown}
-        self.kinds["hidden"] += sum(name.lower() not in _SYSTEM_FILES and not name.startswith("._") for name in hidden)
+        self.kinds["hidden"] += sum(
+            name.lower() not in _SYSTEM_FILES and not name.startswith("._") for name in hidden
+        )
         return shown
 
     def __str__(self) -> str:
@@ -384,7 +441,10 @@ class LeftOut:
 
 def _kind_of(path: str) -> str | None:
     """Return the kind of a file that is no image that is read; None for one that is."""
-    with contextlib.suppress(Exception), files.open_file(path, buffering=0) as file:  # a file system's own errors
+    with (
+        contextlib.suppress(Exception),
+        files.open_file(path, buffering=0) as file,
+    ):  # a file system's own errors
         if format_of(file.read(16)):
             return None
         return Image.open(file, formats=_FOREIGN_FORMATS).format
@@ -394,8 +454,8 @@ def _kind_of(path: str) -> str | None:
 def images_below(folder: str, left_out: LeftOut) -> list[str]:
     """Return the images below a folder, sorted. Links to folders are followed, to each folder once.
 
-    Images are JPEG, PNG and WebP files by their content, whatever their names. Hidden files and folders and those that
-    systems make are left out.
+    Images are JPEG, PNG and WebP files by their content, whatever their names. Hidden files and
+    folders and those that systems make are left out.
 
     Args:
         folder: A folder on a local disk or on any file system that `fsspec` knows.
@@ -407,7 +467,10 @@ def images_below(folder: str, left_out: LeftOut) -> list[str]:
 
     def refuse(error: Exception) -> None:
         # Without this a folder that may not be read would pass for an empty one.
-        raise UserError(f"{left_out.name}: a folder below {folder} cannot be read ({error}); allow it or remove it")
+        raise UserError(
+            f"{left_out.name}: a folder below {folder} cannot be read ({error}); allow it or "
+            "remove it"
+        )
 
     paths: list[str] = []
     seen: set[str] = set()
@@ -428,8 +491,8 @@ def images_named(name: str, source: str) -> list[str]:
 
     Args:
         name: What takes them, for messages.
-        source: A file, which is taken whatever it holds, a folder for the images below it, or a pattern, see
-            `tfdml.io.files.find`.
+        source: A file, which is taken whatever it holds, a folder for the images below it, or a
+            pattern, see `tfdml.io.files.find`.
 
     Raises:
         UserError: There is no such file or folder, or no image.
@@ -445,15 +508,20 @@ def images_named(name: str, source: str) -> list[str]:
     if files.is_folder(source):
         paths = images_below(source, left_out)
     else:
-        paths = left_out.images([path for path in files.find(source) if left_out.visible([os.path.basename(path)])])
+        paths = left_out.images(
+            [path for path in files.find(source) if left_out.visible([os.path.basename(path)])]
+        )
     if not paths:
-        raise UserError(str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image")
+        raise UserError(
+            str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image"
+        )
     left_out.report()
     return paths
 
 
 def require_files(name: str, paths: Sequence[str], advice: str = UNPACK) -> tuple[str, ...]:
-    """Return where files are, by one listing per folder: a stat per file takes minutes on a network disk.
+    """Return where files are, by one listing per folder: a stat per file takes minutes on a network
+    disk.
 
     Args:
         name: The data set, for messages.
@@ -461,7 +529,8 @@ def require_files(name: str, paths: Sequence[str], advice: str = UNPACK) -> tupl
         advice: What to do if some are missing.
 
     Raises:
-        UserError: Files are missing; the message has their number, the first of them, and a file of a similar name.
+        UserError: Files are missing; the message has their number, the first of them, and a file of
+            a similar name.
 
     Example:
         >>> require_files("cub200", ["photos/bus/0.jpg"])
@@ -488,19 +557,25 @@ def require_files(name: str, paths: Sequence[str], advice: str = UNPACK) -> tupl
         path = paths[matches.index(None)]
         first = repr(path)[1:-1]  # whole, but on one line whatever is in it
         plain = path.replace("\\", "/")
-        similar = path_of(os.path.expanduser(plain[max(plain.rfind("~/"), 0) :]), _outline) or path_of(plain, _outline)
+        similar = path_of(
+            os.path.expanduser(plain[max(plain.rfind("~/"), 0) :]), _outline
+        ) or path_of(plain, _outline)
         hint = f"; did you mean {quoted(similar)}?" if similar else ""
-        raise UserError(f"{name}: {count} of {len(paths)} images are missing, first {first}{hint}; {advice}")
+        raise UserError(
+            f"{name}: {count} of {len(paths)} images are missing, first {first}{hint}; {advice}"
+        )
     return tuple(path for path in matches if path is not None)
 
 
 def _outline(path: str) -> str:
-    """Return a path without what is easily mistaken: capitals, backslashes, the extension, the Unicode form."""
+    """Return a path without what is easily mistaken: capitals, backslashes, the extension, the
+    Unicode form."""
     return os.path.splitext(composed(path).replace("\\", "/").lower())[0]
 
 
 def first_of(folder: str | os.PathLike, *names: str) -> str:
-    """Return the path of the first of some files or folders that is there; of the first where none is.
+    """Return the path of the first of some files or folders that is there; of the first where none
+    is.
 
     Args:
         folder: The folder.
@@ -514,7 +589,9 @@ def first_of(folder: str | os.PathLike, *names: str) -> str:
     return next((path for path in paths if files.is_file(path) or files.is_folder(path)), paths[0])
 
 
-def split_classes(name: str, source: str, classes: list, test_fraction: float, alternative: str) -> dict[str, list]:
+def split_classes(
+    name: str, source: str, classes: list, test_fraction: float, alternative: str
+) -> dict[str, list]:
     """Split classes: the last in order are the test split; each split gets at least one.
 
     Args:
@@ -532,7 +609,10 @@ def split_classes(name: str, source: str, classes: list, test_fraction: float, a
         {'train': ['bus', 'coupe'], 'test': ['van']}
     """
     if len(classes) < 2:
-        raise UserError(f"{name}: {source} has one class only ({quoted(classes)}); give it two, or {alternative}")
+        raise UserError(
+            f"{name}: {source} has one class only ({quoted(classes)}); give it two, or "
+            f"{alternative}"
+        )
     held_out = min(max(int(len(classes) * test_fraction + 0.5), 1), len(classes) - 1)
     return {"train": classes[:-held_out], "test": classes[-held_out:]}
 
@@ -561,10 +641,12 @@ def dataset_of(
 ) -> ImageDataset:
     """Return a split of a table.
 
-    Warnings count classes that are in both splits, queries that the gallery cannot answer, and classes of one image.
+    Warnings count classes that are in both splits, queries that the gallery cannot answer, and
+    classes of one image.
 
     Args:
-        table: With `path` and, where there are splits and roles, `split`: train, test, query or gallery.
+        table: With `path` and, where there are splits and roles, `split`: train, test, query or
+            gallery.
         split: `"train"`, `"test"`, or `"all"` for all rows.
         labels: (N,) the class of each row.
         class_names: The names of all classes.
@@ -573,15 +655,18 @@ def dataset_of(
         **columns: Of `ImageDataset`, for all rows.
 
     Raises:
-        UserError: The split has no row, only some test images have a role, no query can be answered, there is one class
-            only, or images are missing.
+        UserError: The split has no row, only some test images have a role, no query can be
+            answered, there is one class only, or images are missing.
     """
     images = FileImages(tuple(table.columns["path"]))
     dataset = ImageDataset(table.name, split, images, labels, dict(class_names), **columns)
     if split != "all":
         parts = _parts(table, labels, class_names, test_fraction)
         is_test = parts != "train"
-        if dataset.pairs is not None and (across := np.ptp(is_test[dataset.pairs.rows].astype(int), axis=1)).any():
+        if (
+            dataset.pairs is not None
+            and (across := np.ptp(is_test[dataset.pairs.rows].astype(int), axis=1)).any()
+        ):
             warn(f"{table.name}: {across.sum()} of {len(across)} pairs join both splits: left out")
         if split == "test" and (parts == "query").any():
             dataset = dataclasses.replace(dataset, is_query=parts == "query")
@@ -593,15 +678,23 @@ def dataset_of(
             _warn_singleton_classes(dataset)
     if not advice:
         return dataset
-    return dataclasses.replace(dataset, images=FileImages(require_files(table.name, dataset.names, advice)))
+    return dataclasses.replace(
+        dataset, images=FileImages(require_files(table.name, dataset.names, advice))
+    )
 
 
-def _parts(table: Table, labels: np.ndarray, class_names: Mapping[int, str], test_fraction: float) -> np.ndarray:
+def _parts(
+    table: Table, labels: np.ndarray, class_names: Mapping[int, str], test_fraction: float
+) -> np.ndarray:
     """Return of each row whether it is train, test, query or gallery, (N,)."""
     if "split" not in table.columns:
         names = [class_names[label] for label in np.unique(labels).tolist()]
-        held_out = {*split_classes(table.name, table.path, names, test_fraction, "name the splits")["test"]}
-        return np.array(["test" if class_names[label] in held_out else "train" for label in labels.tolist()])
+        held_out = {
+            *split_classes(table.name, table.path, names, test_fraction, "name the splits")["test"]
+        }
+        return np.array(
+            ["test" if class_names[label] in held_out else "train" for label in labels.tolist()]
+        )
     parts = np.array(table.columns["split"])
     shared = np.intersect1d(labels[parts == "train"], labels[parts != "train"]).tolist()
     warn_shared_classes(table.name, table.path, [class_names[label] for label in shared])
@@ -610,39 +703,55 @@ def _parts(table: Table, labels: np.ndarray, class_names: Mapping[int, str], tes
         for row in np.flatnonzero(parts == "test")[:1]:
             raise UserError(f"{table.where(row)}: a test image has no role, where others have one")
         if not (is_query.any() and is_gallery.any()):
-            raise UserError(f"{table.name}: {table.path} has one of query and gallery; add the other")
+            raise UserError(
+                f"{table.name}: {table.path} has one of query and gallery; add the other"
+            )
         hopeless = np.flatnonzero(is_query & ~np.isin(labels, labels[is_gallery]))
         if len(hopeless) == is_query.sum():
             raise UserError(f"{table.where(hopeless[0])}: no query has its class in the gallery")
         if len(hopeless):
             where = table.where(hopeless[0])
-            warn(f"{where}: the classes of {len(hopeless)} of {is_query.sum()} queries are not in the gallery.")
+            warn(
+                f"{where}: the classes of {len(hopeless)} of {is_query.sum()} queries are not in "
+                "the gallery."
+            )
     return parts
 
 
 def _warn_singleton_classes(dataset: ImageDataset) -> None:
-    """Count, in a warning, the classes of a single image, which have no pair to learn from or to be found by."""
+    """Count, in a warning, the classes of a single image, which have no pair to learn from or to be
+    found by."""
     classes, counts = np.unique(dataset.labels, return_counts=True)
     alone = classes[counts == 1]
     if len(alone):
         training = dataset.split == "train"
-        effect = "they give no positive pair" if training else "as queries they are left out of the metrics"
+        effect = (
+            "they give no positive pair"
+            if training
+            else "as queries they are left out of the metrics"
+        )
         text = "%s: %d of %d %s classes have one image only (the first is %s): %s."
         first = dataset.class_names[int(alone[0])]
         logging.warning(text, dataset.name, len(alone), len(classes), dataset.split, first, effect)
 
 
 def check_composed(table: Table, column: str) -> None:
-    """Bring the cells of a column to one Unicode form, with a warning where that merges names; refuse unprintable ones.
+    """Bring the cells of a column to one Unicode form, with a warning where that merges names;
+    refuse unprintable ones.
 
     Raises:
         UserError: A cell has control characters, or is no UTF-8.
     """
     cells = table.columns[column]
-    table.check_cells(column, lambda cell: not CONTROL.search(cell), "text without control characters")
+    table.check_cells(
+        column, lambda cell: not CONTROL.search(cell), "text without control characters"
+    )
     if column != "path" and not all(map(str.isascii, cells)):
         forms = len({*cells})
         cells[:] = map(composed, cells)
         if merged := forms - len({*cells}):
-            text = f"{merged} values of {column} differ from others in their Unicode form alone: merged"
+            text = (
+                f"{merged} values of {column} differ from others in their Unicode form alone: "
+                "merged"
+            )
             warn(f"{table.name}: {table.path}: {text}")
