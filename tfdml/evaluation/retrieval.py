@@ -127,7 +127,8 @@ def evaluate_retrieval(
 
     Returns:
         Fractions by metric name, e.g.
-        `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ..., "ami": ..., "f1": ...}`, and the counts `num_queries`, `num_gallery` (images that a query is compared with)
+        `{"recall@1": 0.574, ..., "map@r": ..., "r_precision": ..., "nmi": ..., "ami": ..., "f1":
+        ...}`, and the counts `num_queries`, `num_gallery` (images that a query is compared with)
         and `queries_without_match`; where asked for, `intervals`, an `Interval` for each of the
         retrieval metrics.
 
