@@ -19,11 +19,68 @@ _MOST_LISTED = 24
 class UserError(ValueError):
     """Something that the user can mend: a path, a file, a flag, a value.
 
-    The message says what was wrong, where, and what to do about it. Arguments are named in
-    backticks, as in Python them (`` `batch_size=0` must be positive ``); the subcommands of `tfdml`
-    print the message as one line without a traceback, with flags in their place (`--batch_size=0`),
-    and exit with status 2.
+    The message says what was wrong, where, and what to do about it. The arguments that are wrong
+    are values of their own, and come first in the text: the subcommands of `tfdml` write them as
+    flags, print one line without a traceback, and exit with status 2.
+
+    Args:
+        message: What is wrong, and what to do.
+        **arguments: The arguments that are wrong, by name. Texts, numbers, paths and short lists of
+            them are written with their value, without passwords; of all else, and of `...`, the
+            name alone.
+
+    Example:
+        >>> error = UserError("must be at least 1", batch_size=0)
+        >>> str(error), error.text({"batch_size": "--batch_size"})
+        ('batch_size=0: must be at least 1', '--batch_size=0: must be at least 1')
     """
+
+    def __init__(self, message: str, **arguments: Any):
+        super().__init__(message)
+        self.message = message
+        self.arguments = arguments
+
+    def __reduce__(self):  # a process of a pool hands its errors over
+        return _make_error, (type(self), self.message, self.arguments)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self, names: Mapping[str, str] = {}) -> str:
+        """Return the message, its arguments first.
+
+        Args:
+            names: What an argument is called, by argument; others are called as in Python.
+        """
+        written = []
+        for argument, value in self.arguments.items():
+            name = names.get(argument, argument)
+            written.append(f"{name}={as_text(value)}" if _is_plain(value) else name)
+        return f"{' and '.join(written)}: {self.message}" if written else self.message
+
+
+def _make_error(kind: type[UserError], message: str, arguments: Mapping[str, Any]) -> UserError:
+    return kind(message, **arguments)
+
+
+def as_text(value: Any) -> str:
+    """Return a plain value as a flag file and a message have it, without passwords.
+
+    Example:
+        >>> as_text(True), as_text(0.5), as_text([1, 2]), as_text("s3://me:secret@host/list.csv")
+        ('true', '0.5', '1,2', 's3://host/list.csv')
+    """
+    if isinstance(value, bool) or value is None:
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(as_text, value))
+    return redact_text(str(value))
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= _MOST_LISTED and all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str, os.PathLike))
 
 
 def differences(
@@ -119,21 +176,21 @@ def check_positive(**numbers: float) -> None:
     """Raise a `UserError` that names the first of these arguments that is below 1."""
     for name, number in numbers.items():
         if number < 1:
-            raise UserError(f"`{name}` must be at least 1, not {number}")
+            raise UserError("must be at least 1", **{name: number})
 
 
 def check_not_negative(**numbers: float) -> None:
     """Raise a `UserError` that names the first of these arguments that is below 0."""
     for name, number in numbers.items():
         if number < 0:
-            raise UserError(f"`{name}` must not be negative, but is {number}")
+            raise UserError("must not be negative", **{name: number})
 
 
 def check_share(**numbers: float) -> None:
     """Raise a `UserError` that names the first of these arguments that is not between 0 and 1."""
     for name, number in numbers.items():
         if not 0 < number < 1:
-            raise UserError(f"`{name}` must be between 0 and 1, not {number}")
+            raise UserError("must be between 0 and 1", **{name: number})
 
 
 def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
@@ -149,7 +206,13 @@ def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
 
 @contextlib.contextmanager
 def user_errors(
-    kinds: type[Exception] | tuple[type[Exception], ...], message: str, **words: Any
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    message: str,
+    *,
+    keep: Literal["all", "first", "last"] = "all",
+    named: bool = False,
+    longest: int = 300,
+    **arguments: Any,
 ) -> Iterator[None]:
     """Raise a `UserError` in place of an exception of these kinds; one that the block raises itself
     passes unchanged.
@@ -157,24 +220,29 @@ def user_errors(
     Args:
         kinds: Types of exceptions; `UserError` alone to say more than the block's own.
         message: The message, with `REASON` where it quotes the exception.
-        **words: How `short_message` quotes it.
+        keep: Which lines of the exception are quoted; see `short_message`.
+        named: Whether the exception's type is quoted.
+        longest: Characters that are quoted.
+        **arguments: The arguments that are wrong, next to those of the block's own `UserError`.
 
     Example:
-        >>> with user_errors(ValueError, f"`lists=many`: write a number ({REASON})"):
+        >>> with user_errors(ValueError, f"write a number ({REASON})", lists="many"):
         ...     int("many")
         Traceback (most recent call last):
-        tfdml.errors.UserError: `lists=many`: write a number (invalid literal for int() with base 10: 'many')
+        tfdml.errors.UserError: lists=many: write a number (invalid literal for int() with base 10...
     """
     try:
         yield
     except kinds as error:
-        own = isinstance(error, UserError)
-        if own and kinds is not UserError:
-            raise
-        reason = (
-            str(error) if own else getattr(error, "strerror", None) or short_message(error, **words)
-        )
-        raise UserError(message.replace(REASON, reason)) from error
+        if isinstance(error, UserError):
+            if kinds is not UserError:
+                raise
+            arguments.update(error.arguments)
+            reason = error.message
+        else:
+            said = short_message(error, keep, named, longest)
+            reason = getattr(error, "strerror", None) or said
+        raise UserError(message.replace(REASON, reason), **arguments) from error
 
 
 @contextlib.contextmanager

@@ -220,6 +220,13 @@ class Command:
                 )
         return "\n".join(lines)
 
+    def error_text(self, error: UserError) -> str:
+        """Return the text of an error, with flags in place of its arguments."""
+        named = {"imports": "import", **_FLAG_OF, **self.flag_of}
+        names = {name: f"--{name}" for name in self.flags}
+        names.update({argument: f"--{flag}" for argument, flag in named.items()})
+        return self.as_flags(error.text(names))
+
     def as_flags(self, message: str) -> str:
         """Return a message with the arguments that it names in backticks written as flags.
 
@@ -289,7 +296,7 @@ def run(command: Command, words: Sequence[str]) -> None:
     except flags.Error as error:
         _fail(command, f"{short_message(error, longest=1000)} (see --help)")
     except UserError as error:
-        _fail(command, command.as_flags(str(error)))
+        _fail(command, command.error_text(error))
     except KeyboardInterrupt as error:
         number = signal.Signals(getattr(error, "number", signal.SIGINT))
         reason = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
