@@ -66,6 +66,16 @@ def ensemble():
     return model
 
 
+class RelativeSpread(objectives.Objective):
+    """The distances of positives over those of negatives."""
+
+    def compute_pairs(self, pairs):
+        batch = pairs["embedding"]
+        distances = batch.distances("sqeuclidean")
+        apart = keras.ops.sum(keras.ops.where(batch.negatives, distances, 0.0))
+        return batch.mean(distances, batch.positives) / batch.total(apart)
+
+
 def cached(terms):
     """A learner that takes 3 images at a time."""
     model = learner(terms)
@@ -175,6 +185,7 @@ LEARNERS = {
         ]
     ),
     "ensemble": ensemble,
+    "relative spread": lambda: cached(RelativeSpread()),
     "metric cached": lambda: cached(losses.ContrastiveLoss(1.3, "euclidean")),
     "memory": lambda: cached(
         [

@@ -16,6 +16,7 @@ LEARNERS = (
     "density hard/10",
     "ensemble/10",
     "curricular/19",
+    "relative spread/19",
     "sampled/19",
     "two views/19",
     "learned/19",

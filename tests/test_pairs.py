@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.mathematics import assert_close, random_batch, related
-from tests.played_replicas import play
+from tests.mathematics import assert_close, finite_differences, random_batch, related
+from tests.played_replicas import play, sum_and_gradient
 from tfdml import losses, mining, pairwise, replicas
 from tfdml.pairs import Pairs, Scope, pairs_by_name
 
@@ -118,14 +118,45 @@ def test_totals_are_those_of_all_replicas():
     assert_close(total, [X.sum()] * 2)
 
 
-def test_no_gradient_flows_through_a_total_or_a_miner():
+def relative_spread(labels, x):
+    """The distances of positives over those of negatives, as an objective's part on a replica."""
+    named = {"embedding": replicas.gather(x)}
+    scope = Scope.of_replica(x.shape[0])
+    pairs = pairs_by_name(named, replicas.gather(labels), None, scope)["embedding"]
+    distances = pairs.distances("sqeuclidean")
+    apart = ops.sum(ops.where(pairs.negatives, distances, 0.0))
+    return ops.sum(ops.where(pairs.positives, distances, 0.0)) / pairs.total(apart)
+
+
+@pytest.mark.parametrize("sizes", [[B], [7, 3]])
+def test_gradients_flow_through_a_total_to_all_replicas(sizes):
+    def reference(x):
+        distances = np.sum((x[:, None] - x[None]) ** 2, axis=-1)
+        same = LABELS[:, None] == LABELS[None]
+        return distances[same].sum() / distances[~same].sum()
+
+    value, gradient = sum_and_gradient(relative_spread, (LABELS, X), sizes)
+    assert_close(value, reference(np.float64(X)))
+    (expected,) = finite_differences(reference, X)
+    assert_close(gradient, expected)
+
+
+def test_only_booleans_are_counted():
+    pairs = Pairs.of_batch(X, LABELS)
+    weights = ops.cast(pairs.positives, "float32") * 0.5
+    for count in (pairs.count, lambda mask: pairs.mean(pairs.distances(), mask)):
+        with pytest.raises(ValueError, match=r"must be booleans, not .*float32.*pairs\.total"):
+            count(weights)
+
+
+def test_no_gradient_flows_through_a_miner():
     x = tf.constant(X)
     with tf.GradientTape() as tape:
         tape.watch(x)
         pairs = Pairs.of_batch(x, LABELS)
         pairs.distances()
         fixed = pairs.without_gradient()
-        value = pairs.total(ops.sum(x)) + ops.sum(fixed.distances()) + ops.sum(fixed.cosines())
+        value = ops.sum(fixed.distances()) + ops.sum(fixed.cosines())
     assert tape.gradient(value, x) is None
     assert_close(fixed.distances(), pairs.distances())
 
@@ -160,7 +191,6 @@ class NearestNegativeLoss(losses.PairLoss):
 
 def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     from tests.models.networks import SIZE, tiny_embedder
-    from tests.played_replicas import sum_and_gradient
     from tfdml.models import MetricLearner
     from tfdml.objectives import CrossBatchMemory
 

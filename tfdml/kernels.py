@@ -66,7 +66,8 @@ def _mean_distance(distances, pairs):
     # An anchor's distance to itself is 0, so the sum over all pairs is that over pairs of different
     # images.
     others = references - 1.0 if pairs.within else references
-    mean = pairs.total(ops.sum(distances)) / ops.maximum(anchors * others, 1.0)
+    total = pairs.total(ops.stop_gradient(ops.sum(distances)))
+    mean = total / ops.maximum(anchors * others, 1.0)
     return ops.where(mean > 0, mean, 1.0)
 
 

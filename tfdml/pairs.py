@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import keras
 from keras import ops
 
 from tfdml import pairwise, replicas
@@ -244,17 +245,34 @@ class Pairs:
         return self._matrices["products"]
 
     def total(self, values):
-        """Return the sum over all anchors of the batch, from the sum over these. No gradient flows
-        through it.
+        """Return the sum over all anchors of the batch, from the sum over these.
+
+        Gradients flow through it, to the anchors of all replicas.
 
         Args:
             values: A scalar or tensor, what these anchors make up.
+
+        Example:
+            >>> pairs = Pairs.of_batch([[0.0], [1.0], [3.0]], labels=[0, 0, 1])
+            >>> spread = keras.ops.sum(pairs.distances(), axis=1)
+            >>> np.array(spread / pairs.total(keras.ops.sum(spread)))
+            array([0.33333334, 0.25      , 0.41666666], dtype=float32)
         """
-        values = ops.stop_gradient(ops.convert_to_tensor(values))
+        values = ops.convert_to_tensor(values)
         return values if self.scope.total is None else self.scope.total(values)
 
     def count(self, mask):
-        """Count the pairs of all anchors that `mask` (b, B) has: a float32 scalar."""
+        """Count the pairs of all anchors that `mask` (b, B) has: a float32 scalar.
+
+        Raises:
+            ValueError: `mask` has no booleans. A count has no gradient, and weights would have one.
+        """
+        mask = ops.convert_to_tensor(mask)
+        if keras.backend.standardize_dtype(mask.dtype) != "bool":
+            raise ValueError(
+                f"a mask of pairs must be booleans, not {mask.dtype}: of weights divide the sum of "
+                "weighted values by pairs.total(sum of the weights)"
+            )
         return self.total(pairwise.masked_count(mask))
 
     def mean(self, values, mask=None):
@@ -264,6 +282,9 @@ class Pairs:
         Args:
             values: (b, B), or (b,).
             mask: Booleans of the same shape, what counts; None for all. The mean of nothing is 0.
+
+        Raises:
+            ValueError: `mask` has no booleans.
         """
         mask = ops.ones(ops.shape(values), "bool") if mask is None else mask
         return pairwise.masked_sum(values, mask) / ops.maximum(self.count(mask), 1.0)
@@ -275,6 +296,7 @@ class Pairs:
         Args:
             rows: (b,); all 0 where nothing is counted.
             counted: A scalar, how much these anchors count. It may be an expected number, below 1.
+                Gradients flow through it as through `total`.
         """
         counted = self.total(counted)
         return rows * (ops.cast(self.num_anchors, "float32") / ops.where(counted > 0, counted, 1.0))
