@@ -90,6 +90,41 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
     return array.astype(np.int64)
 
 
+def true_or_false(values: Any, what: str, count: int) -> np.ndarray:
+    """Convert answers of yes or no, such as whether each pair is of one class, to booleans.
+
+    Args:
+        values: (count,) booleans, or 0 and 1 of any dtype.
+        what: Their name in the message.
+        count: How many there are.
+
+    Returns:
+        (count,) booleans.
+
+    Raises:
+        UserError: There are as many others, or one is neither, such as -1 or NaN.
+
+    Example:
+        >>> true_or_false([1, 0], "same", 2)
+        array([ True, False])
+        >>> true_or_false([1, -1], "same", 2)
+        Traceback (most recent call last):
+        tfdml.errors.UserError: same: value 1 is -1: give true or false, or 1 or 0
+    """
+    with user_errors(ValueError, f"{what} must be {count} of true or false: {REASON}"):
+        array = np.asarray(values)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be {count} of true or false, not of shape {array.shape}")
+    known = array.dtype.kind in "biuf"
+    neither = np.ones(count, bool) if not known else (array != 0) & (array != 1)
+    if neither.any():
+        row = int(np.argmax(neither))
+        raise UserError(
+            f"{what}: value {row} is {array[row].item()!r}: give true or false, or 1 or 0"
+        )
+    return array.astype(bool)
+
+
 def require_classes(labels: np.ndarray, use: str) -> None:
     """Refuse labels (N,) of a single class, among which no image is wrong.
 

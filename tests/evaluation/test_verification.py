@@ -315,6 +315,13 @@ def test_accuracy_by_folds_is_that_of_thresholds_of_the_other_folds():
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.1, precision=0.9), "give one"),
         (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], far=0.01), "100 pairs"),
         (lambda: verify_pairs([0.1, np.nan], [True, False]), "finite"),
+        (lambda: verify_pairs([0.1, 0.2, 0.3, 0.4], [1, -1, 1, -1], 2), "same: value 1 is -1"),
+        (lambda: verify_pairs([0.1, 0.2], [1.0, 0.5]), "same: value 1 is 0.5"),
+        (lambda: verify_pairs([0.1, 0.2], [1.0, np.nan]), "same: value 1 is nan"),
+        (lambda: verify_pairs([0.1, 0.2], ["same", "no"]), "same: value 0 is 'same'"),
+        (lambda: verify_pairs([0.1, 0.2], [1]), "same must be 2 of true or false"),
+        (lambda: verification(np.eye(4), [0, 0, 1, 1], views=[1, 2, 1, 2]), "views: value 1 is 2"),
+        (lambda: PairList([[0, 1], [0, 2]], [1, -1]), "is_similar: value 1 is -1"),
         (lambda: accepted_rates([[0.0], [1.0], [2.0]], [0, 0, 1], np.nan), "threshold"),
     ],
 )

@@ -31,7 +31,7 @@ from tfdml.data.decoding import (
 )
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
 from tfdml.errors import UserError, short_message
-from tfdml.pairwise import image_rows, integer_labels
+from tfdml.pairwise import image_rows, integer_labels, true_or_false
 
 
 def _as_texts(values: Any) -> np.ndarray:
@@ -48,7 +48,7 @@ def _as_texts(values: Any) -> np.ndarray:
 #: What a data set may have of each image besides its class, and how it is read.
 _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
     "super_labels": lambda values: integer_labels(values, "super_labels"),
-    "is_query": lambda values: integer_labels(values, "is_query") != 0,
+    "is_query": lambda values: true_or_false(values, "is_query", len(values)),
     "groups": lambda values: integer_labels(values, "groups"),
     "label_rows": lambda values: integer_labels(values, "label_rows", rows=True).reshape(
         len(values), -1
@@ -118,9 +118,7 @@ class PairList:
                 "alone"
             )
         if is_similar is not None:
-            is_similar = np.asarray(is_similar, np.float64)
-            if is_similar.shape != (len(rows),) or not np.isin(is_similar, (0, 1)).all():
-                raise UserError(f"is_similar must be {len(rows)} of 0 and 1, one for each pair")
+            is_similar = true_or_false(is_similar, "is_similar", len(rows)).astype(np.float64)
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "is_similar", is_similar)
 

@@ -15,7 +15,7 @@ from tfdml.arguments import number
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
-from tfdml.pairwise import DISTANCES, image_rows
+from tfdml.pairwise import DISTANCES, image_rows, true_or_false
 from tfdml.retrieval.exact import check_embeddings, frame_of, in_float32, measure, row_blocks
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
 
     Args:
         distances: (P,) distance of each pair.
-        same: (P,) booleans, whether the pair is of one class.
+        same: (P,) booleans, or 0 and 1: whether the pair is of one class.
         folds: The number of folds, consecutive parts of the pairs; or (P,) integers, the fold of
             each pair.
 
@@ -303,8 +303,8 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
         over folds), `auc` and `eer`.
 
     Raises:
-        UserError: Not one value per pair, not finite, only one kind of pair, or fewer than two
-            folds.
+        UserError: Not one value per pair, not finite, neither true nor false, only one kind of
+            pair, or fewer than two folds.
 
     Example:
         >>> measures = tfdml.evaluation.verify_pairs([0.1, 0.9, 0.2, 0.8], [True, False, True,
@@ -312,17 +312,14 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
         >>> measures["accuracy"], measures["auc"], measures["eer"]
         (1.0, 1.0, 0.0)
     """
-    distances, same = np.asarray(distances, np.float64), np.asarray(same)
-    if distances.ndim != 1 or same.shape != distances.shape or same.dtype.kind not in "biu":
-        raise UserError(
-            f"give one distance and one boolean a pair; got shapes {distances.shape} and "
-            f"{same.shape}"
-        )
+    distances = np.asarray(distances, np.float64)
+    if distances.ndim != 1:
+        raise UserError(f"give one distance a pair; got shape {distances.shape}")
+    same = true_or_false(same, "same", len(distances))
     if not np.isfinite(distances).all():
         raise UserError(
             f"{np.count_nonzero(~np.isfinite(distances))} of the distances are not finite"
         )
-    same = same.astype(bool)
     if same.all() or not same.any():
         raise UserError("the pairs must hold some of one class and some of different classes")
     if np.ndim(folds) == 0:
@@ -439,9 +436,7 @@ class AllPairs:
         _, self.classes, self.sizes = np.unique(
             labels[order], return_inverse=True, return_counts=True
         )
-        self._views = (
-            None if views is None else check_labels(views, len(labels), "views")[order] > 0
-        )
+        self._views = None if views is None else true_or_false(views, "views", len(labels))[order]
         self.counts = PairCounts.of(self.classes, self.sizes, self._views)
         if not (self.counts.same.any() and self.counts.others.any()):
             missing = "of different classes" if self.counts.same.any() else "of one class"
