@@ -97,6 +97,45 @@ def index_in(optimizer: Any, variable: Any) -> int:
     return optimizer._get_variable_index(variable)
 
 
+def add_undecayed_weight(layer: keras.layers.Layer, **options: Any) -> Any:
+    """Add a weight to a layer that takes no weight decay: a learned scale, power, offset or target,
+    which decay would pull toward 0.
+
+    Keras 3.15: optimizers leave variables out by a list or by name, and a layer cannot ask for it.
+
+    Args:
+        layer: The layer.
+        **options: Those of its `add_weight`.
+    """
+    weight = layer.add_weight(**options)
+    weight.takes_decay = False
+    return weight
+
+
+def takes_decay(variable: Any) -> bool:
+    """Whether weight decay applies to a variable, as to all but those of `add_undecayed_weight`."""
+    return getattr(variable, "takes_decay", True)
+
+
+def exclude_from_decay(optimizer: Any, variables: list) -> None:
+    """Leave the weights of `add_undecayed_weight` out of the weight decay of a Keras optimizer.
+
+    Keras 3.15: `exclude_from_weight_decay` forgets what was excluded before, is refused by an
+    optimizer that is built, and is not saved.
+
+    Args:
+        optimizer: The optimizer, built or not.
+        variables: Those that it trains.
+    """
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    excluded = set(getattr(optimizer, "_exclude_from_weight_decay", ()))
+    for variable in variables:
+        if not takes_decay(variable):
+            excluded.add(optimizer._var_key(variable))
+    optimizer._exclude_from_weight_decay = excluded
+    optimizer._exclude_from_weight_decay_cache = {}
+
+
 class SavedSeed(keras.random.SeedGenerator):
     """A generator of random seeds whose state is a weight of a layer.
 

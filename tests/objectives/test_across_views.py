@@ -39,6 +39,12 @@ def test_published_starting_points():
     softmax, sigmoid = built(SoftmaxAcrossViews()), built(SigmoidAcrossViews())
     assert_close(softmax.log_scale, np.log(1 / 0.07))
     assert_close(sigmoid.log_scale, np.log(10))
+    # What the bounds of training would change at once.
+    for scale in (0.5, 100.5):
+        with pytest.raises(
+            ValueError, match=f"scale must be at least 1 and at most 100, not {scale}"
+        ):
+            SoftmaxAcrossViews(scale=scale)
     assert_close(sigmoid.offset, -10)
 
 

@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from tests.models.networks import images, shallow, tiny_embedder, values
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
-from tfdml.objectives import DensityAdaptivity, ProxyLoss
+from tfdml.objectives import (
+    DensityAdaptivity,
+    LearnedMargin,
+    ProxyLoss,
+    SigmoidAcrossViews,
+    SoftmaxAcrossViews,
+    SphereFace2,
+)
 from tfdml.training import optimizers
 from tfdml.training.optimizers import (
     OPTIMIZERS,
@@ -65,6 +72,65 @@ def test_a_learner_is_loaded_with_its_optimizer_and_continues(name, tmp_path):
     for one, other in zip(trained_on(learner, [7, 8]), trained_on(loaded, [7, 8]), strict=True):
         for a, b in zip(one, other, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+#: What learned scales, offsets, boundaries and targets are called.
+UNDECAYED = {"log_scale", "bias", "beta", "target_density", "power"}
+
+
+def scales_and_offsets():
+    """A learner of all of them, whose gradients are 0."""
+    views = {"views": ("projection", "embedding"), "weight": 0.0}
+    terms = [
+        SoftmaxAcrossViews(**views),
+        SigmoidAcrossViews(**views),
+        DensityAdaptivity(3, constraint=None, weight=0.0),
+        LearnedMargin(3, weight=0.0),
+        SphereFace2(3, weight=0.0),
+    ]
+    embedder = Embedder(
+        shallow(), 4, image_size=16, pooling="gem", batch_norm="train", projection_bias=False
+    )
+    return MetricLearner(embedder, terms)
+
+
+def check_decay(model, labels):
+    """A step without a gradient changes matrices, and no scale or offset."""
+    if not model.built:
+        model.build((None, 16, 16, 3))
+    before = {variable.path: values([variable])[0] for variable in model.trainable_variables}
+    x = np.random.default_rng(0).integers(0, 255, (6, 16, 16, 3), "uint8")
+    model.train_on_batch(x, labels)
+    after = {variable.path: values([variable])[0] for variable in model.trainable_variables}
+    kept = {path for path in before if path.rpartition("/")[2] in UNDECAYED and "_bn/" not in path}
+    for path in kept:
+        np.testing.assert_array_equal(after[path], before[path], err_msg=path)
+    for path in before:
+        if path.endswith("kernel"):
+            np.testing.assert_allclose(after[path], 0.95 * before[path], rtol=1e-5)
+    return {path.rpartition("/")[2] for path in kept}
+
+
+@pytest.mark.parametrize("optimizer", ["keras", "loaded", "adamw", "sgd"])
+def test_learned_scales_and_offsets_take_no_weight_decay(optimizer, tmp_path):
+    learner = scales_and_offsets()
+    if optimizer in OPTIMIZERS:
+        made = build_optimizer(optimizer, learner, 0.1, weight_decay=0.5)
+    else:
+        made = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    learner.compile(made, run_eagerly=True)
+    if optimizer == "loaded":
+        check_decay(learner, np.arange(6) % 3)
+        learner.save(tmp_path / "learner.keras")
+        learner = keras.saving.load_model(tmp_path / "learner.keras")
+    assert check_decay(learner, np.arange(6) % 3) == UNDECAYED
+
+
+def test_the_power_of_an_embedder_takes_no_weight_decay():
+    embedder = scales_and_offsets().embedder
+    optimizer = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    embedder.compile(optimizer, loss=ContrastiveLoss(0.0), run_eagerly=True)
+    assert check_decay(embedder, np.arange(6)) == {"power"}
 
 
 def weights(learner):

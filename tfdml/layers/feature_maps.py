@@ -7,6 +7,7 @@ from keras import ops
 
 from tfdml.arguments import boolean, integer, number, one_of
 from tfdml.saving import SavedByArguments
+from tfdml.workarounds import add_undecayed_weight
 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)
 _IMAGENET_STD = (58.395, 57.12, 57.375)
@@ -189,7 +190,8 @@ class GeneralizedMeanPooling2D(SavedByArguments, keras.layers.Layer):
 
     def build(self, input_shape):
         """Create p."""
-        self.p = self.add_weight(
+        self.p = add_undecayed_weight(
+            self,
             shape=(),
             dtype="float32",
             initializer=keras.initializers.Constant(self.power),

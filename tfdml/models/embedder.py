@@ -339,6 +339,13 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         self.warns_of_small_pixels = self.scaling != "none" and not isinstance(self.scaling, dict)
         keep_statistics(backbone, batch_norm)
 
+    def compile(self, optimizer="rmsprop", *args, **kwargs):
+        """As in Keras; a learned power of the pooling takes no weight decay."""
+        super().compile(optimizer, *args, **kwargs)
+        with workarounds.scope_of(self):
+            build_once(self, (None, *self.view_shape))
+        workarounds.exclude_from_decay(self.optimizer, self.trainable_variables)
+
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
         check_images(self, next(iter(first_batch(x)), None))

@@ -229,6 +229,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         config = keras.saving.deserialize_keras_object(config)
         self.compile(**config)
         if self.built:
+            workarounds.exclude_from_decay(self.optimizer, self.trainable_variables)
             self.optimizer.build(self.trainable_variables)
 
     # The step
@@ -549,6 +550,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         with workarounds.scope_of(self):
             if not self.built:
                 self.build(self.view_shape)
+            if self.compiled:
+                workarounds.exclude_from_decay(self.optimizer, self.trainable_variables)
             if self.compiled and not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
         with workarounds.keeping_values(self):

@@ -22,6 +22,7 @@ from tfdml.objectives.base import (
     prefix_of,
 )
 from tfdml.registry import register
+from tfdml.workarounds import add_undecayed_weight
 
 
 class ViewsObjective(Objective):
@@ -151,32 +152,42 @@ class ViewContrast(ViewsObjective):
     Args:
         positives: Which items belong together where labels are rows (B, L), as of
             `tfdml.losses.PairLoss`; None for equal labels.
-        scale: What the cosines are multiplied by at the start; its logarithm is trained.
+        scale: What the cosines are multiplied by at the start; its logarithm is trained, without
+            weight decay.
         **kwargs: Those of `ViewsObjective`.
+
+    Attributes:
+        scales: The least and the largest scale, at the start and in training; None for any.
     """
 
     # In the place of the properties of the base, as there is no loss that has them.
     positives: Relation | None = None
     takes_label_sets = True
-    largest_scale = math.inf
+    scales: tuple[float, float] | None = None
 
     def __init__(self, positives=None, scale=1.0, **kwargs):
         super().__init__(**kwargs)
         self.positives = (
             None if positives is None else component("relation", positives, "positives")
         )
-        self.scale = number(f"{self.name}: scale", scale, above=0, at_most=self.largest_scale)
+        least, most = self.scales or (None, None)
+        scale = number(f"{self.name}: scale", scale, above=0)
+        self.scale = number(f"{self.name}: scale", scale, at_least=least, at_most=most)
 
     def build_from(self, shapes):
         """Create the logarithm of the scale."""
         super().build_from(shapes)
-        most = math.log(self.largest_scale) if math.isfinite(self.largest_scale) else None
-        self.log_scale = self.add_weight(
+        self.log_scale = add_undecayed_weight(
+            self,
             name="log_scale",
             shape=(),
             initializer=keras.initializers.Constant(math.log(self.scale)),
-            constraint=None if most is None else lambda value: ops.clip(value, 0.0, most),
+            constraint=self._within_scales if self.scales else None,
         )
+
+    def _within_scales(self, log_scale):
+        least, most = map(math.log, self.scales or ())
+        return ops.clip(log_scale, least, most)
 
 
 @register("objective", alias="clip")
@@ -194,7 +205,7 @@ class SoftmaxAcrossViews(ViewContrast):
     through its logarithm, and stays within 1 and 100.
 
     Args:
-        scale: t at the start, at most 100.
+        scale: t at the start, 1 to 100.
         **kwargs: Those of `ViewContrast` and `ViewsObjective`.
 
     Raises:
@@ -212,7 +223,7 @@ class SoftmaxAcrossViews(ViewContrast):
     NeurIPS 2020, eq. 2.
     """
 
-    largest_scale = 100.0
+    scales = (1.0, 100.0)
 
     def __init__(self, scale=1.0 / 0.07, **kwargs):
         super().__init__(scale=scale, **kwargs)
@@ -241,7 +252,7 @@ class SigmoidAcrossViews(ViewContrast):
 
     Args:
         scale: t at the start.
-        bias: b at the start.
+        bias: b at the start; it takes no weight decay.
         **kwargs: Those of `ViewContrast` and `ViewsObjective`.
 
     Raises:
@@ -264,7 +275,7 @@ class SigmoidAcrossViews(ViewContrast):
         """Create the logarithm of the scale, and the bias."""
         super().build_from(shapes)
         start = keras.initializers.Constant(self.bias)
-        self.offset = self.add_weight(name="bias", shape=(), initializer=start)
+        self.offset = add_undecayed_weight(self, name="bias", shape=(), initializer=start)
 
     def compute_views(self, forth, back):
         """Compute the sum over the pairs, divided by the number of items; one direction has them

@@ -15,6 +15,7 @@ from tfdml.losses.contrastive import margin_hinges
 from tfdml.objectives.base import ProxyLoss, ReducedObjective
 from tfdml.objectives.regularizers import of_own_class
 from tfdml.registry import register
+from tfdml.workarounds import add_undecayed_weight
 
 
 @register("objective")
@@ -116,7 +117,8 @@ class LearnedMargin(ReducedObjective):
     def build_from(self, shapes):
         """Create the boundaries."""
         start = keras.initializers.Constant(self.initial_beta)
-        self.beta = self.add_weight(name="beta", shape=(self.num_classes,), initializer=start)
+        shape = (self.num_classes,)
+        self.beta = add_undecayed_weight(self, name="beta", shape=shape, initializer=start)
 
     def compute_pairs(self, pairs):
         """Compute the mean (or sum) over the expected hinges."""
@@ -361,7 +363,7 @@ class SphereFace2(ProxyLoss):
         """Create the proxies and the bias."""
         super().build_from(shapes)
         start = keras.initializers.Constant(self.balanced_bias())
-        self.bias = self.add_weight(name="bias", shape=(), initializer=start)
+        self.bias = add_undecayed_weight(self, name="bias", shape=(), initializer=start)
 
     def balanced_bias(self) -> float:
         """Return the b at which, with all cosines 0, the pull of the own class and the push of the

@@ -12,6 +12,7 @@ from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
 from tfdml.objectives.base import Objective, ReducedObjective
 from tfdml.registry import register
+from tfdml.workarounds import add_undecayed_weight
 
 CONSTRAINTS = ("soft", "hard", None)
 
@@ -162,7 +163,8 @@ class DensityAdaptivity(ReducedObjective):
 
     def build_from(self, shapes):
         """Create the targets, and the place of the reference densities."""
-        self.target_density = self.add_weight(
+        self.target_density = add_undecayed_weight(
+            self,
             name="target_density",
             shape=() if self.constraint == "hard" else (self.num_classes,),
             initializer=keras.initializers.Constant(self.initial_target),

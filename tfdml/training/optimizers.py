@@ -25,6 +25,7 @@ from keras import ops
 from tfdml import workarounds
 from tfdml.errors import UserError, check_choice
 from tfdml.saving import restore
+from tfdml.workarounds import takes_decay
 
 SCHEDULES = ("step", "cosine")
 
@@ -160,6 +161,8 @@ class PartSettings:
         decoupled_decay: Weight decay at the variable's own rate.
         norm: The largest norm of the gradient; None for any.
         ema: The share of the old value in the average of each variable; 0 for no averages.
+        drawn: The variables of which each step uses rows that are drawn.
+        undecayed: The variables that take no weight decay.
     """
 
     factors: Sequence[float] = ()
@@ -168,6 +171,7 @@ class PartSettings:
     norm: float | None = None
     ema: float = 0.0
     drawn: Sequence[int] = ()
+    undecayed: Sequence[int] = ()
 
 
 class PartRates(workarounds.WholeGradients):
@@ -218,7 +222,7 @@ class PartRates(workarounds.WholeGradients):
                 gradient.values, rows, learning_rate
             )
             return
-        coupled, decoupled = self.part_settings.coupled_decay, self.part_settings.decoupled_decay
+        coupled, decoupled = self._decays(index)
         if coupled:
             gradient = gradient + ops.cast(coupled, variable.dtype) * ops.cast(
                 variable, gradient.dtype
@@ -230,6 +234,13 @@ class PartRates(workarounds.WholeGradients):
         super().update_step(gradient, variable, rate)  # type: ignore[misc]
         if self.averages:
             self._average(self.averages[index], variable)
+
+    def _decays(self, index: int) -> tuple[float, float]:
+        """Return the coupled and the decoupled weight decay of a variable."""
+        settings = self.part_settings
+        if index in settings.undecayed:
+            return 0.0, 0.0
+        return settings.coupled_decay, settings.decoupled_decay
 
     def has_drawn_rows(self, variable):
         """Whether the steps of an objective use rows of a variable that it draws."""
@@ -401,7 +412,8 @@ def build_optimizer(
             at the first step, or at the end of a warm-up; where the base rate is a schedule they
             follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd;
-            decoupled, at each variable's own rate, for adamw. 0 by default for all, whereas AdamW's
+            decoupled, at each variable's own rate, for adamw. Learned scales, offsets, boundaries
+            and targets take none (CLIP and GeM train theirs so). 0 by default for all, whereas AdamW's
             own default is 0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that
             the caller states.
         epsilon: Adam's; None for its default: 1e-7 in Keras, 1e-8 in PyTorch.
@@ -437,6 +449,7 @@ def build_optimizer(
         norm=clip_norm or None,
         ema=ema,
         drawn=[index for index, variable in enumerate(variables) if id(variable) in drawn],
+        undecayed=[i for i, variable in enumerate(variables) if not takes_decay(variable)],
     )
     optimizer.build(variables)
     return optimizer

@@ -489,7 +489,8 @@ class OptimizationSettings(Settings):
         warm_up_epochs: Epochs, or a part of one, in which the rates rise evenly.
         drop_epochs: Epochs after which every rate drops, e.g. '8' or '20,40'.
         drop_factor: What each drop multiplies the rates by.
-        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw.
+        weight_decay: Weight decay: coupled (added to the gradient), decoupled for adamw; not of
+            learned scales, offsets, boundaries and targets.
         epsilon: Adam's epsilon; -1: the default of 1e-7, of pytorch_adam and pytorch_adamw 1e-8.
         clip_norm: Largest norm of the gradient; 0: no clipping.
         ema: Which share of its old value the running average of each weight keeps in a step, e.g.
