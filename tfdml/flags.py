@@ -12,6 +12,8 @@ from typing import Any
 
 from tfdml.errors import REASON, UserError, user_errors
 
+_FLAG_FILE = ("--flagfile", "-flagfile")
+
 
 def folder() -> Path:
     """Return the folder of the shipped flag files: in the installed package, or next to it in a
@@ -49,11 +51,29 @@ def read_flag_files(words: Sequence[str], including: tuple[str, ...] = ()) -> li
     rest = iter(words)
     for word in rest:
         name, equals, path = word.strip().partition("=")
-        if name in ("--flagfile", "-flagfile"):
+        if name in _FLAG_FILE:
             flags += _read((path if equals else next(rest, "")).strip(), including)
         else:
             flags.append(word)
     return flags
+
+
+def typed_words(words: Sequence[str]) -> list[str]:
+    """Return a command line without its flag files.
+
+    Example:
+        >>> typed_words(["--flagfile=cars.flags", "--epochs=2", "--flagfile", "small.flags"])
+        ['--epochs=2']
+    """
+    typed: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.strip().partition("=")
+        if name not in _FLAG_FILE:
+            typed.append(word)
+        elif not equals:
+            next(rest, None)
+    return typed
 
 
 def _read(path: str, including: tuple[str, ...]) -> list[str]:

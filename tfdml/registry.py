@@ -5,7 +5,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import ModuleType
 from typing import Any, TypeVar
 
 import keras
@@ -27,6 +28,8 @@ KINDS = {
     "reader": "data set",
     "metric": "metric",
 }
+#: The environment variable with the modules that the user has named.
+VARIABLE = "TFDML_IMPORT"
 _TABLES: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
 # What is saved within a model or a loss, and loaded from there by name.
 _SAVED = ("loss", "objective", "miner", "distance", "relation", "kernel")
@@ -100,22 +103,83 @@ def find(kind: str, name: str) -> Any:
     return table[name]
 
 
-def import_modules(names: str) -> None:
-    """Import modules that register what they define, from where Python finds them or the current
-    folder.
+def allow_modules(names: Iterable[str]) -> None:
+    """Let tfdml import modules, and what is in them, in this process and those that it starts.
+
+    Only the user does so: on the command line, in Python, or by the variable `TFDML_IMPORT`, in
+    which the names are kept. What files name is not code to run.
+
+    Example:
+        >>> allow_modules(["my_losses", "shop.readers"])
+    """
+    known = [*_allowed(), *filter(None, names)]
+    os.environ[VARIABLE] = ",".join(dict.fromkeys(known))
+
+
+def check_allowed(name: str, setting: str) -> None:
+    """Refuse a module that the user has not named, nor a package that it is in.
 
     Args:
-        names: Module names with commas, such as `my_losses,shop.readers`.
+        name: The module.
+        setting: What asks for it, for the message, such as `--log_to=my_logging.start`.
 
     Raises:
-        UserError: A module is not found, or fails; the message names `--import`.
+        UserError: The user has not named it; the message says how to.
     """
+    if not any(name == module or name.startswith(f"{module}.") for module in _allowed()):
+        raise UserError(
+            f"{setting}: a module runs only where you name it yourself, not by a file: if you "
+            f"trust it, add --import={name} to the command, or set {VARIABLE}={name}"
+        )
+
+
+def import_allowed(name: str, setting: str) -> ModuleType:
+    """Return a module that the user has named, from where Python finds it or the current folder.
+
+    Args:
+        name: The module.
+        setting: What asks for it, for messages.
+
+    Raises:
+        UserError: As `check_allowed`; or the module is not found, or fails.
+    """
+    check_allowed(name, setting)
+    # Not before: the files of a stranger's folder would stand in for packages that are missing.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    for name in filter(None, map(str.strip, names.split(","))):
-        where = "modules are looked for on Python's path and in the current folder"
-        with user_errors(Exception, f"--import={name}: {REASON}; {where}", named=True):
-            importlib.import_module(name)
+    where = "modules are looked for on Python's path and in the current folder"
+    with user_errors(Exception, f"{setting}: {REASON}; {where}", named=True):
+        return importlib.import_module(name)
+
+
+def import_modules(names: str | None = None) -> None:
+    """Import modules that register what they define; those that are loaded already stay as they
+    are.
+
+    Args:
+        names: Module names with commas, such as `my_losses,shop.readers`; by default those of the
+            variable `TFDML_IMPORT`.
+
+    Raises:
+        UserError: As `import_allowed`; the message names `--import`.
+    """
+    for name in _allowed() if names is None else module_names(names):
+        if name not in sys.modules:
+            import_allowed(name, f"--import={name}")
+
+
+def module_names(names: str) -> list[str]:
+    """Return the names of a text with commas.
+
+    Example:
+        >>> module_names("my_losses, shop.readers")
+        ['my_losses', 'shop.readers']
+    """
+    return list(filter(None, map(str.strip, names.split(","))))
+
+
+def _allowed() -> list[str]:
+    return module_names(os.environ.get(VARIABLE, ""))
 
 
 def _name_of(kind: str, item: Any) -> str:

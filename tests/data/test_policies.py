@@ -10,6 +10,7 @@ from tfdml.data import policies
 from tfdml.data.policies import Policy, Step
 from tfdml.data.transforms import TrainTransform
 from tfdml.errors import UserError
+from tfdml.registry import VARIABLE
 
 # Pale, so that stretching contrasts changes it.
 IMAGE = tf.constant((picture(32, 32) * 0.75 + 30).astype(np.uint8))
@@ -89,6 +90,7 @@ def test_a_policy_leaves_the_crops_where_they_are_and_draws_by_itself(kind):
         (lambda: Policy((Step("keras.ops.add"),)), "no Keras layer"),
     ],
 )
-def test_wrong_policies_are_refused_before_the_first_batch(make, message):
+def test_wrong_policies_are_refused_before_the_first_batch(make, message, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "keras.ops")
     with pytest.raises(UserError, match=message):
         make()

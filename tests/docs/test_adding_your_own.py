@@ -34,7 +34,10 @@ def test_the_page_runs(tmp_path):
         "is type(loss)\n"
     )
     run_python("-c", "\n".join([PYTHON[0], again, *PYTHON[1:]]), cwd=tmp_path)
-    # Elsewhere the module is missing.
+    # What the run names is not imported unless it is typed, and elsewhere it is missing.
+    untyped = [word for word in evaluate if not word.startswith("--import")]
+    result = run_python(*untyped, cwd=tmp_path, status=2)
+    assert "add --import=my_own" in result.stderr.strip().splitlines()[-1]
     (tmp_path / "my_own.py").rename(tmp_path / "renamed.py")
     result = run_python(*evaluate, cwd=tmp_path, status=2)
     assert "--import=my_own" in result.stderr.strip().splitlines()[-1]

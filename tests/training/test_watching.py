@@ -15,6 +15,7 @@ from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS
 from tests.training.stopping import finished, make_quick
 from tfdml.errors import UserError
+from tfdml.registry import VARIABLE
 from tfdml.training import RunFolder, watching
 from tfdml.training.watching import (
     GradientSampler,
@@ -189,6 +190,7 @@ def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(tmp_path, m
     (tmp_path / "my_logging.py").write_text(_LOGGER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv(VARIABLE, "my_logging,builtins")
     result = runs.train(tmp_path / "run", log_to="my_logging.Logger")
     epochs = sys.modules.pop("my_logging").Logger.epochs
     assert len(epochs) == runs.EPOCHS

@@ -45,7 +45,8 @@ OTHERS = {
 }
 # Prints what TensorFlow sees, and trains on noise.
 _TRIAL = """
-import json
+import json, sys
+sys.path.append(sys.argv[1])
 import keras, numpy as np, tensorflow as tf
 import tfdml
 devices = [device.device_type for device in tf.config.list_physical_devices()]
@@ -211,7 +212,9 @@ def _trial() -> list[str]:
     """Train in a process of its own, which may crash where TensorFlow does not fit the processor or
     the driver."""
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
-    command = [sys.executable, "-c", _TRIAL]
+    # Without the current folder on the path, but with this package.
+    package = str(pathlib.Path(__file__).parents[2])
+    command = [sys.executable, "-P", "-c", _TRIAL, package]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith("TRIAL ")]
     if done.returncode or not lines:

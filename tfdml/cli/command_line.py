@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from absl import flags
 from absl import logging as absl_logging
 
+from tfdml.data.policies import modules_of
 from tfdml.errors import UserError, redact_text, short_message, user_errors
-from tfdml.flags import Effect, in_vain, read_flag_files
+from tfdml.flags import Effect, in_vain, read_flag_files, typed_words
 from tfdml.io.files import as_named, local_copy
-from tfdml.registry import import_modules
+from tfdml.registry import allow_modules, import_modules, module_names
 from tfdml.training.callbacks import Interruption
 from tfdml.training.settings import Settings, flag_name, meanings
 
@@ -179,6 +180,9 @@ class Command:
                 others.
             absl.flags.Error: As `Flags.parse`.
         """
+        self.flags.parse(typed_words(words))
+        import_modules()
+        allow_modules(self._modules())
         self.flags.parse(words)
         import_modules(str(self.flags["import"].value))
         for flag in (self.flags[name] for name in _COPIED if name in self.flags):
@@ -203,6 +207,14 @@ class Command:
                     f"{self.name}: warning: in a flag file, and ignored: {message}", file=sys.stderr
                 )
             flag.unparse()
+
+    def _modules(self) -> list[str]:
+        """Return the modules that the flags name, as they are set."""
+        values = self.flags.flag_values_dict()
+        modules = module_names(values["import"])
+        if log_to := values.get("log_to"):
+            modules.append(log_to.rpartition(".")[0])
+        return [*modules, *modules_of(values.get("policy") or "")]
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""

@@ -15,6 +15,7 @@ from tfdml.embeddings.files import EmbeddingFolder, PartRecord
 from tfdml.embeddings.passes import Part
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import LOCK, in_store, is_file, is_remote
+from tfdml.registry import import_modules
 
 # How often a part is begun again whose process is lost on the way, as to an image that takes all
 # memory.
@@ -51,6 +52,7 @@ class PartEmbedder:
         ):  # TensorFlow has run already, as in a process that is not Ray's
             tf.config.threading.set_intra_op_parallelism_threads(self.threads)
             tf.config.threading.set_inter_op_parallelism_threads(self.threads)
+        import_modules()
         return load_backend(self.model, threads=self.threads, truncate_dim=self.truncate_dim)
 
     def embed(self, part: Part) -> PartRecord:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
+from tfdml.registry import VARIABLE
 
 LOCAL = "local"
 # Before Ray is imported: it neither reports its use nor warns of what the next release will do, its
@@ -86,6 +87,7 @@ def ray_session(
         }
     else:
         options["address"] = address
+        options["runtime_env"] = {"env_vars": _own_modules()}
     # Ray's own handler would end the process before it has tidied up.
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -120,6 +122,12 @@ def ray_session(
         ) from error
     finally:
         ray.shutdown()
+
+
+def _own_modules() -> dict[str, str]:
+    """Return the variable by which the workers of other machines know the user's modules; here it
+    is inherited."""
+    return {VARIABLE: os.environ.get(VARIABLE, "")}
 
 
 def as_user_error(error: Any) -> UserError | None:

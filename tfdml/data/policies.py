@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +25,7 @@ from absl import logging
 
 from tfdml.errors import REASON, UserError, check_choice, user_errors
 from tfdml.expressions import parse_sum
+from tfdml.registry import import_allowed
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
 _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
@@ -48,6 +48,11 @@ _LAYERS: dict[str, tuple[type[keras.layers.Layer], dict[str, Any]]] = {
     "rand_augment": (keras.layers.RandAugment, {}),
     "rotation": (keras.layers.RandomRotation, {"factor": 0.04}),
 }
+# Where Keras defines the layers that any file may name.
+_SAFE = (
+    "keras.src.layers.preprocessing.image_preprocessing.",
+    "keras.src.layers.regularization.",
+)
 _TRIAL_SIZE = 64  # pixels of the image with which a policy is tried
 
 
@@ -67,7 +72,8 @@ class Step:
 
     Args:
         name: One of `names()`, or the import path of a Keras layer, such as
-            `"keras.layers.RandomRotation"`. The layer gets a float32 image (H, W, 3) of 0 to 255
+            `"keras.layers.RandomRotation"`. Modules other than Keras's are those of
+            `tfdml.registry.allow_modules`. The layer gets a float32 image (H, W, 3) of 0 to 255
             and keeps its size.
         arguments: Arguments of the layer, as numbers, texts and lists.
         rate: The share of the images to which it happens.
@@ -257,13 +263,32 @@ def _applied(layer: Callable[..., tf.Tensor], image: tf.Tensor) -> tf.Tensor:
 
 def _imported(path: str) -> type[keras.layers.Layer]:
     module, _, name = path.rpartition(".")
-    with user_errors(
-        (ImportError, AttributeError), f"`policy`: {path} cannot be imported: {REASON}"
-    ):
-        kind = getattr(importlib.import_module(module), name)
+    if _is_safe(path):
+        return getattr(keras.layers, name)
+    kind = getattr(import_allowed(module, f"`policy={path}`"), name, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
         raise UserError(f"`policy`: {path} is no Keras layer")
     return kind
+
+
+def _is_safe(path: str) -> bool:
+    """Whether this is the import path of a layer of Keras for images or of noise. Others may run
+    code or open files, such as `TFSMLayer`."""
+    module, _, name = path.rpartition(".")
+    place = getattr(getattr(keras.layers, name, None), "__module__", "")
+    return module == "keras.layers" and place.startswith(_SAFE)
+
+
+def modules_of(policy: str) -> list[str]:
+    """Return the modules that a policy imports; Keras's own layers for images need no import.
+
+    Example:
+        >>> modules_of("grayscale + 0.5 * shop.Darker + keras.layers.RandomRotation")
+        ['shop']
+    """
+    steps = parse_sum(policy, "`policy`") if policy.strip() else []
+    paths = [call.name for _, call in steps if "." in call.name]
+    return [path.rpartition(".")[0] for path in paths if not _is_safe(path)]
 
 
 def _on_share(

@@ -465,7 +465,8 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     compare_with_card(path)
     flags = path.parent / "flags.txt"
     if flags.is_file():
-        import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("import", ""))
+        with user_errors(UserError, f"{flags}: {REASON}"):
+            import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("import", ""))
     # Unknown layers, and whatever else Keras raises on a foreign file.
     with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
         # Keras looks neither for damage nor for what is no archive, such as a legacy HDF5 model.

@@ -687,7 +687,8 @@ class RunSettings(Settings):
         log_to: Log each epoch by a Keras callback too: the import path of what makes it, such as
             my_logging.start.
         imports: Modules of your own, with commas, that register losses, data sets and the like: see
-            `tfdml.register`.
+            `tfdml.register`. They must be loaded, or named on the command line or by the variable
+            TFDML_IMPORT.
 
     Raises:
         UserError: A value is out of range, or the folder is not named.

@@ -38,7 +38,7 @@ from tfdml.training.results import (
     write_results,
 )
 from tfdml.training.settings import MOST_CLASSES, Experiment
-from tfdml.training.watching import logger_of
+from tfdml.training.watching import check_logger, logger_of
 from tfdml.version import __version__, installed
 
 
@@ -251,6 +251,7 @@ class Trainer:
         saved: Callable[[], None] = lambda: None,
     ):
         self.started = time.perf_counter()
+        check_logger(experiment.log_to)
         self.experiment, self.processes, self.interruption = experiment, processes, interruption
         self.parts = parts = build_components(experiment, processes)
         self.learner, self.splits, self.folder = parts.learner, parts.splits, parts.folder

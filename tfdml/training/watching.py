@@ -5,10 +5,7 @@ alarm. Other libraries, Weights & Biases and MLflow, receive the numbers of each
 """
 
 import dataclasses
-import importlib
 import itertools
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +20,7 @@ from tfdml.data.sampling import Share
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import flat, read_json, write_json
 from tfdml.models import MetricLearner
+from tfdml.registry import check_allowed, import_allowed
 from tfdml.training.build import Components
 
 
@@ -374,6 +372,16 @@ def sampled_batches(
     yield from own_threads(batches).as_numpy_iterator()
 
 
+def check_logger(path: str) -> None:
+    """Refuse what makes a logger where the user has not named its module; see `logger_of`.
+
+    Raises:
+        UserError: As `check_allowed`.
+    """
+    if path:
+        check_allowed(path.rpartition(".")[0], f"--log_to={path}")
+
+
 def logger_of(path: str) -> list[keras.callbacks.Callback]:
     """Return the Keras callback that logs a run, as a list of it; empty without a path.
 
@@ -382,15 +390,15 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
             folder are found.
 
     Raises:
-        UserError: It cannot be imported or called, or makes something else.
+        UserError: As `import_allowed`; or it cannot be called, or makes something else.
     """
     if not path:
         return []
     module, _, name = path.rpartition(".")
-    sys.path.append(os.getcwd())
+    functions = import_allowed(module, f"--log_to={path}")
     # Whatever the module of a user, or a server that is not there, raises.
     with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
-        callback = getattr(importlib.import_module(module), name)()
+        callback = getattr(functions, name)()
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(
             f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback"
