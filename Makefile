@@ -12,13 +12,14 @@ TFA    := .venv-tfa
 # What needs no extra, to be tried without: on the lowest versions, and on other systems.
 ROOMS := tests/test_pairs.py tests/test_kernels.py $(addprefix tests/,evaluation io losses mining)
 
-.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-images lint format docs wheel lock clean
+.PHONY: parity-pml parity-tfsim parity-tfa help install quickstart test test-slow test-processors test-jax test-lowest test-required test-mathematics test-images lint format docs wheel lock clean
 
 help:
 	@echo "make install     create $(VENV) and install tfdml with its development tools, versions as in constraints.txt"
 	@echo "make quickstart  install what the package requires, then train, evaluate, export and report on the built-in glyphs (no download)"
 	@echo "make test        the tests;  make test-slow: the longest, which make test leaves out"
 	@echo "make test-processors   the tests, computed as an older processor does"
+	@echo "make test-mathematics  a step of training where nothing is installed that only the platform needs"
 	@echo "make test-jax    training on JAX;  make test-required: without extras;  make test-lowest: and on the lowest versions"
 	@echo "make test-images TFDML_TEST_DATA=FOLDER   the tests on real images and weights: see CONTRIBUTING.md"
 	@echo "make parity-pml  losses against pytorch-metric-learning itself, in an environment of its own ($(PML))"
@@ -83,6 +84,16 @@ test-jax: $(STAMP)
 
 test-required test-lowest: test-%: .venv-%/.installed
 	.venv-$*/bin/python -m pytest -m "not slow" $(ROOMS)
+
+# What losses, objectives, models and metrics need, and nothing else.
+.venv-mathematics/.installed: setup.cfg
+	$(PYTHON) -m venv .venv-mathematics
+	.venv-mathematics/bin/python -m pip install --quiet tensorflow keras numpy scipy h5py absl-py typing-extensions packaging -c constraints.txt
+	.venv-mathematics/bin/python -m pip install --quiet --no-deps -e .
+	@touch $@
+
+test-mathematics: .venv-mathematics/.installed
+	.venv-mathematics/bin/python -m tests.mathematics_alone
 
 test-images: $(STAMP)
 	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }

@@ -29,6 +29,10 @@ def test_keras_finds_the_classes_of_a_saved_model(words):
     )
 
 
+def test_the_mathematics_works_without_what_the_platform_needs():
+    assert "trains without PIL" in run_python("-m", "tests.mathematics_alone").stdout
+
+
 def test_nothing_is_unpickled():
     """A pickle runs code: none is read, by whatever name; `torch.load` reads arrays alone with
     `weights_only`."""

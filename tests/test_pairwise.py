@@ -17,10 +17,12 @@ from tests.mathematics import (
 )
 from tfdml import pairwise
 from tfdml.errors import UserError
+from tfdml.labels import integer_labels
 from tfdml.losses import ContrastiveLoss
 from tfdml.pairs import Pairs
+from tfdml.registry import DISTANCES
 
-KINDS = pairwise.DISTANCES
+KINDS = DISTANCES
 
 
 def distances(kind, x, y=None):
@@ -218,10 +220,10 @@ def test_labels_that_keras_would_merge_are_refused_by_plain_fit(labels):
 def test_floats_are_accepted_up_to_where_ids_merge(kind):
     limit = 2 ** (np.finfo(kind).nmant + 1)
     np.testing.assert_array_equal(
-        pairwise.integer_labels(np.array([limit - 1, 1 - limit], kind)), [limit - 1, 1 - limit]
+        integer_labels(np.array([limit - 1, 1 - limit], kind)), [limit - 1, 1 - limit]
     )
     for wrong in (limit, -limit):
         with pytest.raises(
             UserError, match=f"as {kind} different ids from {limit:,} on become one"
         ):
-            pairwise.integer_labels(np.array([0, wrong], kind))
+            integer_labels(np.array([0, wrong], kind))

@@ -4,16 +4,13 @@ Each part is imported on its first use. Where Keras is imported before, so are t
 loads by name; else `import tfdml.models` registers them.
 """
 
-import importlib.util
-import pkgutil
+import importlib
 import sys
 from typing import TYPE_CHECKING
 
 from tfdml.errors import UserError as UserError
+from tfdml.registry import imported_later
 from tfdml.version import __version__ as __version__
-
-# What is in a module, and not one itself.
-_PLACES = {"Index": "tfdml.index", "register": "tfdml.registry"}
 
 if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml import audit as audit
@@ -39,20 +36,9 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml.index import Index as Index
     from tfdml.registry import register as register
 else:  # where a type checker would take any name for one of the package
-
-    def __getattr__(name):
-        if name in _PLACES:
-            return getattr(importlib.import_module(_PLACES[name]), name)
-        if importlib.util.find_spec(f"tfdml.{name}") is None:
-            raise AttributeError(f"module 'tfdml' has no attribute {name!r}")
-        return importlib.import_module(f"tfdml.{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(
-        {*globals(), *_PLACES, *(module.name for module in pkgutil.iter_modules(__path__))}
+    __getattr__, __dir__ = imported_later(
+        __name__, {"Index": "tfdml.index", "register": "tfdml.registry"}
     )
-
 
 if "keras" in sys.modules:  # then `keras.saving.load_model` finds our classes by name
     importlib.import_module("tfdml.models")

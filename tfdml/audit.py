@@ -21,7 +21,7 @@ from tfdml.data.readers.tables import read_cells
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import cell_text, write_whole
-from tfdml.pairwise import integer_labels
+from tfdml.labels import integer_labels
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
 # Neighbors of each image that are searched; the nearest of these may be duplicates.

@@ -12,9 +12,9 @@ from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.metrics import PER_QUERY, metric_names
 from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth, evaluate_retrieval
+from tfdml.labels import integer_labels
 from tfdml.models import MetricLearner
 from tfdml.models.inference import never_ends
-from tfdml.pairwise import integer_labels
 
 __all__ = ["RetrievalEvaluation"]
 

@@ -22,8 +22,8 @@ from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
-from tfdml.evaluation.retrieval import RetrievalResults
 from tfdml.io.files import partial_folder, read_json, write_json
+from tfdml.results import RetrievalResults
 from tfdml.retrieval.exact import check_embeddings
 
 _EMBEDDINGS, _MODEL, _ABOUT = "embeddings.parquet", "model.keras", "index.json"

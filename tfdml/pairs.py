@@ -11,6 +11,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import one_of
+from tfdml.registry import DISTANCES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +196,7 @@ class Pairs:
         before it.
 
         Args:
-            distance: One of `tfdml.pairwise.DISTANCES`, or a `tfdml.mining.Distance` or function of
+            distance: One of `tfdml.registry.DISTANCES`, or a `tfdml.mining.Distance` or function of
                 two matrices. By default that of the loss that the pairs were made for.
 
         Raises:
@@ -218,7 +219,7 @@ class Pairs:
                 return pairwise.squared_distances(self.anchors)
             return pairwise.squared_distances(self.anchors, self.references, self.itself)
         if isinstance(distance, str):
-            one_of("distance", distance, pairwise.DISTANCES)
+            one_of("distance", distance, DISTANCES)
         matrix = ops.convert_to_tensor(distance(self.anchors, self.references))
         size = (self.anchors.shape[0], self.references.shape[0])
         if not _fits(matrix, size):

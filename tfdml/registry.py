@@ -1,18 +1,18 @@
 """The registries: what expressions, flags and settings name, of tfdml's own and of users'
-modules."""
+modules; and names of packages that are imported on their first use."""
 
 import importlib
+import importlib.util
 import inspect
 import os
+import pkgutil
+import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
-import keras
-
 from tfdml.errors import REASON, UserError, check_choice, user_errors
-from tfdml.saving import snake_case
 
 Item = TypeVar("Item")
 
@@ -28,6 +28,8 @@ KINDS = {
     "reader": "data set",
     "metric": "metric",
 }
+#: The distances that pairs, searches and galleries know by name.
+DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
 #: The environment variable with the modules that the user has named.
 VARIABLE = "TFDML_IMPORT"
 _TABLES: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
@@ -76,6 +78,8 @@ def register(
                 )
             table[key] = item
         if kind in _SAVED and not item.__module__.startswith("tfdml."):
+            import keras  # here, so that flags are read and galleries searched without it
+
             keras.saving.register_keras_serializable(item.__module__)(item)
         return item
 
@@ -180,6 +184,46 @@ def module_names(names: str) -> list[str]:
 
 def _allowed() -> list[str]:
     return module_names(os.environ.get(VARIABLE, ""))
+
+
+def snake_case(name: str) -> str:
+    """Return the name of a class in the way of Python's functions.
+
+    Example:
+        >>> snake_case("NTXentLoss"), snake_case("FastAPLoss"), snake_case("SphereFace2")
+        ('nt_xent_loss', 'fast_ap_loss', 'sphere_face2')
+    """
+    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
+
+
+def imported_later(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the `__getattr__` and `__dir__` of a package that imports its parts on first use.
+
+    Args:
+        package: Its name.
+        modules: The module of each name that it offers besides its own modules.
+
+    Example:
+        >>> find, _ = imported_later("tfdml.retrieval", {"connect": "tfdml.retrieval.galleries"})
+        >>> find("connect").__name__
+        'connect'
+    """
+
+    def find_attribute(name: str) -> Any:
+        if name in modules:
+            return getattr(importlib.import_module(modules[name]), name)
+        if importlib.util.find_spec(f"{package}.{name}") is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return importlib.import_module(f"{package}.{name}")
+
+    def names() -> list[str]:
+        module = sys.modules[package]
+        own = [part.name for part in pkgutil.iter_modules(module.__path__)]
+        return sorted({*vars(module), *modules, *own})
+
+    return find_attribute, names
 
 
 def _name_of(kind: str, item: Any) -> str:

@@ -1,7 +1,6 @@
 """What is saved and shown of an object: its configuration."""
 
 import inspect
-import re
 from typing import Any
 
 import keras
@@ -115,16 +114,6 @@ class Composed(SavedByArguments):
     def from_config(cls, config):
         """Return the object that `get_config` describes."""
         return cls(**config)
-
-
-def snake_case(name: str) -> str:
-    """Return the name of a class in the way of Python's functions.
-
-    Example:
-        >>> snake_case("NTXentLoss"), snake_case("FastAPLoss"), snake_case("SphereFace2")
-        ('nt_xent_loss', 'fast_ap_loss', 'sphere_face2')
-    """
-    return re.sub("([a-z])([A-Z])", r"\1_\2", re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)).lower()
 
 
 def _plain(value: Any) -> Any:

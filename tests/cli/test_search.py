@@ -11,8 +11,9 @@ from pyarrow.parquet import read_table
 from tests.cli.commands import write_embedder, write_noise
 from tfdml.data import load
 from tfdml.embeddings import read_embeddings
-from tfdml.evaluation import RetrievalResults, calibrate, evaluate_retrieval
+from tfdml.evaluation import calibrate, evaluate_retrieval
 from tfdml.export import Retriever
+from tfdml.results import RetrievalResults
 from tfdml.retrieval import connect, nearest_neighbors
 
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from tests.export import models_on_disk
 from tfdml.data import EvaluationTransform, evaluation_batches
 from tfdml.data.transforms import resize_to_side
+from tfdml.embeddings import embed
 from tfdml.embeddings.backends import embed_views, load_backend, load_embedder, views_of
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
-from tfdml.evaluation import embed
 
 FORMS = ("keras", "saved_model", "litert")
 # Vectors of length 1 in float32: decoding is the same bit by bit, arithmetic is not.

@@ -9,9 +9,9 @@ import pytest
 from tests.export import models_on_disk
 from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches
+from tfdml.embeddings import embed
 from tfdml.embeddings.backends import ViewFile, load_backend
 from tfdml.errors import UserError
-from tfdml.evaluation import embed
 from tfdml.export import convert_onnx
 from tfdml.models import Embedder
 

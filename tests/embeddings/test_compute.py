@@ -2,8 +2,8 @@ import keras
 import numpy as np
 import pytest
 
+from tfdml.embeddings import embed
 from tfdml.errors import UserError
-from tfdml.evaluation import embed
 
 
 def images(count, seed=0):

@@ -24,7 +24,7 @@ from tfdml.evaluation import (
     verify_pairs,
 )
 from tfdml.evaluation.verification import AllPairs
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 
 # The package has a function of this name.
 module = importlib.import_module("tfdml.evaluation.verification")

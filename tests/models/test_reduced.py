@@ -9,7 +9,7 @@ from tests.mathematics import assert_close
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
 from tfdml import losses
 from tfdml.embeddings.backends import load_backend, load_embedder
-from tfdml.embeddings.compute import truncate
+from tfdml.embeddings.files import truncate
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
 from tfdml.export.conversion import convert_litert

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tfdml.errors import UserError
-from tfdml.evaluation.intervals import QUERIES_FILE, QueryValues
 from tfdml.report import read_run
+from tfdml.results import QUERIES_FILE, QueryValues
 
 
 def write_folder(path, **result):

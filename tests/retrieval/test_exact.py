@@ -11,8 +11,9 @@ from tests import references
 from tests.far_vectors import NAMES, far_vectors
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
+from tfdml.registry import DISTANCES
 from tfdml.retrieval import confusable_classes, exact, nearest_neighbors
-from tfdml.retrieval.exact import DISTANCES, check_embeddings, is_memory_mapped
+from tfdml.retrieval.exact import check_embeddings, is_memory_mapped
 
 
 def reference(queries, gallery, k, distance, own_rows=None):

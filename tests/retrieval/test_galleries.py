@@ -10,7 +10,7 @@ from lancedb.index import IvfPq
 
 from tests.retrieval.databases import KINDS, psycopg
 from tfdml.errors import UserError, redact
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 from tfdml.retrieval import connect, nearest_neighbors
 from tfdml.retrieval.galleries import parse
 

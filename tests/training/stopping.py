@@ -11,7 +11,7 @@ from tests.models.networks import shallow
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS
 from tfdml.backbones import resolver
-from tfdml.evaluation import QueryValues
+from tfdml.results import QueryValues
 from tfdml.training import build
 from tfdml.training.callbacks import TrainingMonitor
 

@@ -13,8 +13,9 @@ from tests.training.runs import EPOCHS, SPLITS, STEPS, experiment, records, trai
 from tests.training.stopping import finished, make_quick, signal_at, times, train_until
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues, confidence_intervals
+from tfdml.evaluation import confidence_intervals
 from tfdml.report import read_run
+from tfdml.results import QueryValues
 from tfdml.training import build, results
 from tfdml.training.callbacks import Interrupted
 from tfdml.training.images import Splits, make_transforms, split_training_classes
@@ -114,7 +115,7 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(
     view = make_transforms(experiment(tmp_path / "two", folds=2))[1]
     embedders = [keras.saving.load_model(folder / "embedder.keras") for folder in folders]
     embedded = [
-        tfdml.evaluation.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders
+        tfdml.embeddings.embed(each, evaluation_batches(SPLITS.test, view, 8)) for each in embedders
     ]
     similar = sum(one @ one.T for one in embedded)
     np.fill_diagonal(similar, -np.inf)

@@ -15,7 +15,6 @@ from tfdml.backbones.hub import PREFIX, check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.expressions import parse_call
-from tfdml.io.files import local_copy
 from tfdml.registry import find, register, registered
 
 
@@ -151,7 +150,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     if _is_preset(name, weights, options):
         return Backbone(*load_preset(name.removeprefix(PREFIX), image_size))
     entry, options = _find(name, weights, options)
-    weights = None if weights in _NO_WEIGHTS else local_copy(weights)
+    weights = None if weights in _NO_WEIGHTS else weights
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
     with user_errors(
         Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"
@@ -199,7 +198,7 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
         raise UserError(
             f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file"
         )
-    if weights != "imagenet" and not os.path.isfile(local_copy(weights)):
+    if weights != "imagenet" and not os.path.isfile(weights):
         raise UserError(f"`weights`: there is no file {weights}")
     return entry, options
 

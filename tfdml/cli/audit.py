@@ -36,7 +36,7 @@ from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.flags import Effect, both, either, needs
-from tfdml.io.files import partial_folder, require_local
+from tfdml.io.files import local_copy, partial_folder, require_local
 from tfdml.models import Embedder
 from tfdml.report import write_audit
 from tfdml.training.settings import choice, not_negative, positive
@@ -159,7 +159,9 @@ def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture 
             flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet")
         )
         embedder = Embedder(
-            backbones.resolve(flags.backbone, size, weights), embedding_dim=0, image_size=size
+            backbones.resolve(flags.backbone, size, local_copy(weights)),
+            embedding_dim=0,
+            image_size=size,
         )
         vectors = [
             embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits

@@ -35,7 +35,7 @@ from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.flags import Effect
 from tfdml.io.files import read_json
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 from tfdml.training.settings import choice
 
 

@@ -59,15 +59,15 @@ from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation.classification import KINDS
-from tfdml.evaluation.intervals import compare_queries
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import ViewItems
 from tfdml.flags import Effect, both, either, needs
 from tfdml.io.files import as_named, require_writable, write_json
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 from tfdml.report import Run, read_run, write_report
 from tfdml.report.runs import metric_name, metric_order
+from tfdml.results import compare_queries
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.images import split_training_classes

@@ -41,12 +41,13 @@ from tfdml.data.images import FileImages, VectorImages
 from tfdml.data.readers.tables import images_named
 from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import Calibration, RetrievalResults
+from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
 from tfdml.flags import Effect, either
 from tfdml.io.files import as_named, require_writable
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
+from tfdml.results import RetrievalResults
 from tfdml.retrieval import connect
 from tfdml.training.settings import choice, positive
 

@@ -31,7 +31,7 @@ from tfdml.data.decoding import (
 )
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
 from tfdml.errors import UserError, short_message
-from tfdml.pairwise import image_rows, integer_labels, true_or_false
+from tfdml.labels import image_rows, integer_labels, true_or_false
 
 
 def _as_texts(values: Any) -> np.ndarray:

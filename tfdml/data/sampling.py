@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 
 from tfdml.errors import UserError, check_choice, check_not_negative, check_positive
-from tfdml.pairwise import image_rows, integer_labels, require_classes
+from tfdml.labels import image_rows, integer_labels, require_classes
 
 
 class Sampler(Protocol):
@@ -83,7 +83,7 @@ class ClassIndex:
         """Return the index of the (N,) labels of images to train on, by one sort.
 
         Raises:
-            UserError: There are none, or of one class, or `tfdml.pairwise.integer_labels` refuses
+            UserError: There are none, or of one class, or `tfdml.labels.integer_labels` refuses
                 them.
 
         Example:
@@ -772,7 +772,7 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         **options: Of `keras.utils.PyDataset`: `workers`, `use_multiprocessing`, `max_queue_size`.
 
     Raises:
-        UserError: Not one label per image, labels that `tfdml.pairwise.integer_labels` refuses, or
+        UserError: Not one label per image, labels that `tfdml.labels.integer_labels` refuses, or
             a sampler of more images. Within `fit`, with one worker: it asks for the batches of an
             epoch in another order.
 

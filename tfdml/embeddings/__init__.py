@@ -1,21 +1,24 @@
 """Embeddings of whole data sets: computed, stored, read back, from any backend that embeds.
 
-`load_backend` is imported on first use: embeddings are computed and read without TensorFlow, too.
+What computes is imported on first use: embeddings are read and compared without Keras.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
-from tfdml.embeddings.compute import embed, embed_batches
-from tfdml.embeddings.files import ImageTable, read_embeddings
+from tfdml.embeddings.files import ImageTable as ImageTable
+from tfdml.embeddings.files import read_embeddings as read_embeddings
+from tfdml.registry import imported_later
 
 if TYPE_CHECKING:
-    from tfdml.embeddings.backends import load_backend
-
-__all__ = ["ImageTable", "embed", "embed_batches", "load_backend", "read_embeddings"]
-
-
-def __getattr__(name):
-    if name == "load_backend":
-        return importlib.import_module("tfdml.embeddings.backends").load_backend
-    raise AttributeError(f"module 'tfdml.embeddings' has no attribute {name!r}")
+    from tfdml.embeddings.backends import load_backend as load_backend
+    from tfdml.embeddings.compute import embed as embed
+    from tfdml.embeddings.compute import embed_batches as embed_batches
+else:
+    __getattr__, __dir__ = imported_later(
+        __name__,
+        {
+            "embed": "tfdml.embeddings.compute",
+            "embed_batches": "tfdml.embeddings.compute",
+            "load_backend": "tfdml.embeddings.backends",
+        },
+    )

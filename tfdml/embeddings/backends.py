@@ -26,7 +26,8 @@ from tfdml.data.dataset import ImageDataset, ImageError, access_fault, explain_f
 from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings.compute import embed_batches, truncate
+from tfdml.embeddings.compute import embed_batches
+from tfdml.embeddings.files import truncate
 from tfdml.embeddings.model_card import (
     CARD,
     card_of,

@@ -98,28 +98,6 @@ def slices(images: Any, batch_size: int) -> Iterator[Any]:
     return (images[first : first + batch_size] for first in range(0, len(images), batch_size))
 
 
-def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Return the first dimensions of vectors, scaled to length 1; a zero vector stays zero.
-
-    Args:
-        vectors: (N, d).
-        dim: How many dimensions.
-
-    Raises:
-        UserError: The vectors have fewer.
-
-    Example:
-        >>> truncate(np.array([[3.0, 4.0, 12.0]]), 2)
-        array([[0.6, 0.8]], dtype=float32)
-    """
-    if not 1 <= dim <= vectors.shape[1]:
-        raise UserError(f"`truncate_dim={dim}`: the embeddings have {vectors.shape[1]} dimensions")
-    first = np.asarray(vectors[:, :dim], np.float64)
-    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(
-        np.float32
-    )
-
-
 def _runner(embedder: Any) -> Callable[[Any], Any]:
     """How to call the embedder on one batch after another without tracing it for each."""
     if not isinstance(embedder, keras.Model):

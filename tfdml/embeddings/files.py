@@ -29,7 +29,7 @@ from absl import logging
 
 from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.io import files
-from tfdml.pairwise import integer_labels
+from tfdml.labels import integer_labels
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
@@ -251,6 +251,28 @@ def class_of_each(labels: Any, class_names: Mapping[int, str]) -> np.ndarray:
     """
     ids, codes = np.unique(labels, return_inverse=True)
     return np.array([class_names.get(label, str(label)) for label in ids.tolist()], object)[codes]
+
+
+def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
+    """Return the first dimensions of vectors, scaled to length 1; a zero vector stays zero.
+
+    Args:
+        vectors: (N, d).
+        dim: How many dimensions.
+
+    Raises:
+        UserError: The vectors have fewer.
+
+    Example:
+        >>> truncate(np.array([[3.0, 4.0, 12.0]]), 2)
+        array([[0.6, 0.8]], dtype=float32)
+    """
+    if not 1 <= dim <= vectors.shape[1]:
+        raise UserError(f"`truncate_dim={dim}`: the embeddings have {vectors.shape[1]} dimensions")
+    first = np.asarray(vectors[:, :dim], np.float64)
+    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(
+        np.float32
+    )
 
 
 def check_same_model(one: str, other: str, what: str) -> None:

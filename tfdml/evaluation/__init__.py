@@ -1,8 +1,6 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds,
 comparisons."""
 
-from tfdml.embeddings.compute import embed as embed
-from tfdml.embeddings.files import read_embeddings as read_embeddings
 from tfdml.evaluation.classification import Calibration as Calibration
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
@@ -17,7 +15,6 @@ from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
 from tfdml.evaluation.intervals import Interval as Interval
-from tfdml.evaluation.intervals import QueryValues as QueryValues
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences
 from tfdml.evaluation.intervals import seed_difference as seed_difference
@@ -26,7 +23,6 @@ from tfdml.evaluation.metrics import DEFAULT_METRICS as DEFAULT_METRICS
 from tfdml.evaluation.metrics import METRICS as METRICS
 from tfdml.evaluation.relevance import Relevance as Relevance
 from tfdml.evaluation.relevance import dataset_protocol as dataset_protocol
-from tfdml.evaluation.retrieval import RetrievalResults as RetrievalResults
 from tfdml.evaluation.retrieval import evaluate_dataset as evaluate_dataset
 from tfdml.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
 from tfdml.evaluation.retrieval import part_protocol as part_protocol

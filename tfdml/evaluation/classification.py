@@ -4,23 +4,21 @@ gallery."""
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 from scipy import sparse
-from sklearn.isotonic import IsotonicRegression
-from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import number, one_of
 from tfdml.errors import REASON, UserError, check_positive, check_share, user_errors
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import AllPairs
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 from tfdml.retrieval.exact import (
     check_dimensions,
     check_embeddings,
@@ -29,6 +27,7 @@ from tfdml.retrieval.exact import (
     unit_rows,
 )
 
+_LOGGER = logging.getLogger(__name__)
 #: What a threshold can be calibrated to.
 KINDS = ("fpir", "far", "precision")
 TARGETS = tuple(f"{kind}=" for kind in KINDS)
@@ -293,7 +292,7 @@ class Calibration:
                 f"the threshold is of distance={self.distance!r}, the search of {distance!r}"
             )
         if num_images is not None and num_images >= 1.5 * self.num_images:
-            logging.warning(
+            _LOGGER.warning(
                 "the threshold for %s is of a gallery of %s images, and this one has %s: it "
                 "accepts more queries of "
                 "unknown classes; calibrate again",
@@ -528,6 +527,8 @@ def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
     some = weights > 0
     edges = pairs.histogram.edges
     centers = (edges[:-1] + edges[1:])[some] / 2
+    from sklearn.isotonic import IsotonicRegression
+
     regression = IsotonicRegression(increasing=False)
     regression.fit(centers, same[some] / weights[some], sample_weight=weights[some])
     return regression.X_thresholds_, regression.y_thresholds_
@@ -800,6 +801,8 @@ def evaluate_classification(
         >>> measures["accuracy"], measures["auroc"], measures["oscr"]
         (1.0, 1.0, 1.0)
     """
+    from sklearn.metrics import roc_auc_score
+
     predictions = classifier.classify(queries)
     labels = ids_or_names(labels, len(predictions.labels))
     known = np.isin(labels, classifier.classes)

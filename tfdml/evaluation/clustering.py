@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy.stats import entropy, hypergeom
-from sklearn import metrics as sk
 
 from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.metrics import find_metric, metric
 from tfdml.evaluation.relevance import check_labels
-from tfdml.pairwise import integer_labels, require_classes
+from tfdml.labels import integer_labels, require_classes
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 #: Those of papers on metric learning.
@@ -73,7 +71,9 @@ def kmeans(
 
 @metric("nmi", "clusters", title="NMI")
 def _normalized_mutual_information(labels: np.ndarray, clusters: np.ndarray) -> float:
-    return float(sk.normalized_mutual_info_score(labels, clusters, average_method="arithmetic"))
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(labels, clusters, average_method="arithmetic"))
 
 
 def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
@@ -97,6 +97,8 @@ def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
         >>> round(expected_mutual_information([1, 1], [1, 1]), 6)  # always matched one to one
         0.693147
     """
+    from scipy.stats import hypergeom
+
     a_sizes, a_times = np.unique(np.asarray(class_sizes, np.int64), return_counts=True)
     b_sizes, b_times = np.unique(np.asarray(cluster_sizes, np.int64), return_counts=True)
     total = int(a_sizes @ a_times)
@@ -130,6 +132,8 @@ def adjusted_mutual_information(labels: Any, clusters: Any) -> float:
         >>> adjusted_mutual_information([0, 0, 1, 1], [5, 5, 9, 9])
         1.0
     """
+    from scipy.stats import entropy
+
     labels, class_sizes = np.unique(labels, return_inverse=True, return_counts=True)[1:]
     clusters, cluster_sizes = np.unique(clusters, return_inverse=True, return_counts=True)[1:]
     if len(class_sizes) == len(cluster_sizes) == 1:
@@ -169,7 +173,9 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
         >>> pairwise_f1([0, 0, 1, 1], [5, 5, 5, 7])
         0.4
     """
-    (_, wrong), (missed, right) = sk.cluster.pair_confusion_matrix(labels, clusters).tolist()
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    (_, wrong), (missed, right) = pair_confusion_matrix(labels, clusters).tolist()
     return 2 * right / (2 * right + wrong + missed) if right + wrong + missed else 1.0
 
 

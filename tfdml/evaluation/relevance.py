@@ -12,7 +12,7 @@ import numpy as np
 from scipy import sparse
 
 from tfdml.errors import UserError
-from tfdml.pairwise import integer_labels
+from tfdml.labels import integer_labels
 from tfdml.retrieval.exact import check_embeddings, check_sides
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     """`labels` as (count,) int64.
 
     Raises:
-        UserError: Not one per embedding, or refused by `tfdml.pairwise.integer_labels`.
+        UserError: Not one per embedding, or refused by `tfdml.labels.integer_labels`.
     """
     array = integer_labels(labels, what)
     if array.shape != (count,):

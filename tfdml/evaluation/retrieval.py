@@ -3,17 +3,14 @@ table."""
 
 from __future__ import annotations
 
-import dataclasses
-import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from keras import ops
 
 from tfdml.arguments import integer
-from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError, check_choice
 from tfdml.evaluation.clustering import evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
@@ -31,13 +28,11 @@ from tfdml.evaluation.relevance import (
     check_labels,
     dataset_protocol,
     dataset_roles,
-    ids_or_names,
-    joined_labels,
     retrieval_task,
 )
 from tfdml.evaluation.verification import measures_of_pairs
-from tfdml.io.files import atomic_write
-from tfdml.pairwise import DISTANCES, require_classes
+from tfdml.labels import require_classes
+from tfdml.registry import DISTANCES
 from tfdml.retrieval import exact
 
 if TYPE_CHECKING:
@@ -591,202 +586,3 @@ def part_protocol(
     ]
     names = [name for name, value in results[0].items() if isinstance(value, float)]
     return {name: student_interval([result[name] for result in results], level) for name in names}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RetrievalResults:
-    """The k nearest gallery images of each query, without images that are ignored.
-
-    Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
-
-    Attributes:
-        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id`
-            (names), `rank` from 1, `distance`; where something defines which are right, `relevant`
-            and `num_relevant`, how many the gallery has for the query; and further columns, such as
-            `query_class` and `class`, the names. A query without neighbors has one row without
-            `id`.
-
-    Example:
-        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
-        ...     k=1)
-        >>> results.table["id"].to_pylist()
-        ['1', '0', '3', '2']
-        >>> results.column("relevant").tolist()
-        [True, True, True, True]
-    """
-
-    table: Any
-
-    @classmethod
-    def of_arrays(
-        cls,
-        query_ids: Sequence[str],
-        ids: np.ndarray,
-        distances: np.ndarray,
-        columns: Mapping[str, np.ndarray] | None = None,
-    ) -> RetrievalResults:
-        """Return results from arrays, such as those of a search in a database.
-
-        Args:
-            query_ids: (N,) what the queries are called.
-            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer
-                than k.
-            distances: (N, k).
-            columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
-        """
-        import pyarrow as pa
-
-        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(
-            np.shape(ids)
-        )
-        mask[:, :1] = True
-        query, place = np.nonzero(mask)
-        table = {
-            "query": pa.array(np.array(query_ids, object)[query], pa.string()),
-            "rank": place + 1,
-        }
-        table |= {"id": pa.array(ids[mask], pa.string()), "distance": distances[mask]}
-        further = {name: np.asarray(values) for name, values in (columns or {}).items()}
-        return cls(
-            pa.table(
-                table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}
-            )
-        )
-
-    @classmethod
-    def search(
-        cls,
-        embeddings: Any,
-        labels: Any = None,
-        gallery: Any = None,
-        gallery_labels: Any = None,
-        *,
-        k: int = 10,
-        distance: str = "euclidean",
-        relevance: Relevance | None = None,
-        own_rows: Any = None,
-        query_ids: Sequence[str] | None = None,
-        gallery_ids: Sequence[str] | None = None,
-        class_names: Mapping[int, str] | None = None,
-    ) -> RetrievalResults:
-        """Search exactly, as `evaluate_retrieval` does.
-
-        Args:
-            embeddings: As `evaluate_retrieval`.
-            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance
-                nothing defines which neighbors are right.
-            gallery: As `evaluate_retrieval`.
-            gallery_labels: As `labels`.
-            k: How many neighbors; all there are, where there are fewer.
-            distance: As `evaluate_retrieval`.
-            relevance: As `evaluate_retrieval`, without levels.
-            own_rows: As `evaluate_retrieval`.
-            query_ids: (N,) what the queries are called; their rows by default.
-            gallery_ids: (G,) what the images of a gallery are called; their rows by default.
-            class_names: Names of the class ids; their digits by default.
-
-        Raises:
-            UserError: As `evaluate_retrieval`, or ids of another number.
-        """
-        if labels is not None and np.asarray(labels).dtype.kind in "UO":
-            sides = [
-                ids_or_names(side, np.size(side))
-                for side in (labels, gallery_labels)
-                if side is not None
-            ]
-            names, codes = np.unique(joined_labels(*sides), return_inverse=True)
-            labels, gallery_labels = (
-                codes[: len(labels)],
-                codes[len(labels) :] if len(sides) > 1 else None,
-            )
-            class_names = dict(enumerate(map(str, names)))
-        has_truth = relevance is not None or labels is not None
-        relevance = relevance if has_truth else Relevance.lists([[]] * len(embeddings))
-        task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-        queries = _names_of(query_ids, len(task.queries), "query_ids")
-        names = (
-            queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
-        )
-        _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
-        rows = np.concatenate(near)
-        columns: dict[str, Any] = {}
-        if has_truth:
-            columns |= {
-                "relevant": task.relevance.of(slice(None), rows) > 0,
-                "num_relevant": task.matches,
-            }
-        if task.labels is not None:
-            columns["query_class"] = class_of_each(task.labels, class_names or {})
-        targets = labels if gallery is None else gallery_labels
-        if targets is not None:
-            columns["class"] = class_of_each(targets, class_names or {})[rows]
-        ids: Any = np.where(rows < 0, None, names[rows])
-        return cls.of_arrays(queries.tolist(), ids, np.concatenate(distances), columns)
-
-    @classmethod
-    def of_dataset(
-        cls, embeddings: Any, dataset: ImageDataset, *, k: int = 10, distance: str = "euclidean"
-    ) -> RetrievalResults:
-        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their
-        names.
-
-        Args:
-            embeddings: (N, d), one row per image of `dataset`, in its order.
-            dataset: The images; also `StoredEmbeddings` that have names.
-            k: As `search`.
-            distance: As `search`.
-
-        Raises:
-            UserError: As `dataset_protocol` and `search`.
-
-        Example:
-            >>> results = RetrievalResults.of_dataset(embeddings, test, k=5)
-            >>> results.write("neighbors.parquet")
-            >>> results.table.column_names[:4]
-            ['query', 'rank', 'id', 'distance']
-        """
-        names = np.array(dataset.names, object)
-        queries, gallery = dataset_roles(dataset)
-        ids = {} if gallery is None else {"gallery_ids": names[gallery]}
-        ids |= {"query_ids": names[queries], "class_names": dataset.class_names}
-        return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
-
-    def within(self, max_distance: float) -> RetrievalResults:
-        """Return the neighbors that are at most so far; a query that has none has one row, without
-        `id`."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        near, table = pa.array(self.column("distance") <= max_distance), self.table
-        for name, nothing in (("id", pa.scalar(None, pa.string())), ("relevant", False)):
-            if name in table.column_names:
-                column = pc.if_else(near, table[name], nothing)
-                table = table.set_column(table.column_names.index(name), name, column)
-        return RetrievalResults(table.filter(pc.or_(near, pc.equal(table["rank"], 1))))
-
-    def column(self, name: str) -> np.ndarray:
-        """Return a column of the table as an array."""
-        return self.table[name].to_numpy()
-
-    def write(self, path: str | os.PathLike) -> None:
-        """Write the table atomically, as `.parquet` or `.csv`.
-
-        Raises:
-            UserError: The suffix is neither.
-        """
-        import pyarrow.csv
-        import pyarrow.parquet
-
-        writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
-        write = writers.get(os.path.splitext(os.fspath(path))[1])
-        if write is None:
-            raise UserError(f"{path}: neighbors are written as {', '.join(writers)}")
-        with atomic_write(os.fspath(path)) as temporary:
-            write(self.table, temporary)
-
-
-def _names_of(names: Any, count: int, what: str) -> np.ndarray:
-    array = np.array([str(name) for name in (range(count) if names is None else names)], object)
-    if array.shape != (count,):
-        raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
-    return array

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sklearn.metrics import roc_auc_score
 
 from tfdml.arguments import number
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.intervals import Interval, rate_interval
 from tfdml.evaluation.relevance import check_labels
-from tfdml.pairwise import DISTANCES, image_rows, true_or_false
+from tfdml.labels import image_rows, true_or_false
+from tfdml.registry import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, frame_of, in_float32, measure, row_blocks
 
 if TYPE_CHECKING:
@@ -312,6 +312,8 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
         >>> measures["accuracy"], measures["auc"], measures["eer"]
         (1.0, 1.0, 0.0)
     """
+    from sklearn.metrics import roc_auc_score
+
     distances = np.asarray(distances, np.float64)
     if distances.ndim != 1:
         raise UserError(f"give one distance a pair; got shape {distances.shape}")

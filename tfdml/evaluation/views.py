@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import sparse
-from scipy.stats import hypergeom
 
 from tfdml.errors import UserError
 from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import evaluate_retrieval
-from tfdml.pairwise import integer_labels
+from tfdml.labels import integer_labels
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 if TYPE_CHECKING:
@@ -116,6 +115,8 @@ def evaluate_views(
         >>> result["text_to_image"]["recall@1"], result["text_to_image"]["chance"]["recall@1"]
         (1.0, 0.5)
     """
+    from scipy.stats import hypergeom
+
     views = [
         check_embeddings(images, "image embeddings"),
         check_embeddings(texts, "text embeddings"),

@@ -19,11 +19,12 @@ from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
+from tfdml.embeddings import embed
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.compute import slices
 from tfdml.embeddings.model_card import CARD, describe_files, model_card
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import Calibration, calibrate, embed, evaluate_dataset, target_of
+from tfdml.evaluation import Calibration, calibrate, evaluate_dataset, target_of
 from tfdml.evaluation.classification import TARGETS
 from tfdml.evaluation.views import ViewItems
 from tfdml.export import saved_model

@@ -9,7 +9,8 @@ from keras import ops
 from tfdml import pairwise, replicas
 from tfdml.mining.base import Distance, Miner, Relation, component
 from tfdml.pairs import Pairs, Scope
-from tfdml.saving import SavedByArguments, snake_case
+from tfdml.registry import DISTANCES, snake_case
+from tfdml.saving import SavedByArguments
 
 _MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 
@@ -94,7 +95,7 @@ class PairLoss(LabeledLoss):
     are those of the global batch, and the update equals that of a single device on the whole batch.
 
     Args:
-        distance: What `pairs.distances()` are: a name of `tfdml.pairwise.DISTANCES`, where
+        distance: What `pairs.distances()` are: a name of `tfdml.registry.DISTANCES`, where
             `"cosine"` is 1 - cos and `"dot"` is -x.y; a registered name; or a
             `tfdml.mining.Distance` or function of two matrices. None for the class's own. A loss
             that is defined on one measure takes no other.
@@ -145,7 +146,7 @@ class PairLoss(LabeledLoss):
                 raise ValueError(
                     f"{self.name}: its distance is {self.distance!r}, leave `distance` out"
                 )
-            self.distance = component("distance", distance, "distance", pairwise.DISTANCES)
+            self.distance = component("distance", distance, "distance", DISTANCES)
         mining = self.own_mining[0] if mining is None else mining
         self.mining: str | Miner | Callable = component("miner", mining, "mining", self.own_mining)
         self.positives: Relation | Callable | None = None

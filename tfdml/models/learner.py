@@ -14,6 +14,7 @@ from keras import ops
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
 from tfdml.errors import REASON, UserError, user_errors
+from tfdml.labels import integer_labels, require_classes
 from tfdml.losses.classification import refuse_unknown_classes
 from tfdml.models.embedder import (
     Embedder,
@@ -457,7 +458,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 f"`steps_per_execution={together}`"
             )
         if options["y"] is not None and options["y"].ndim == 1:
-            pairwise.require_classes(options["y"], "training")
+            require_classes(options["y"], "training")
             if not (
                 isinstance(x, dict)
                 or self._with_classes
@@ -568,7 +569,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def _integers(self, y):
         # Before Keras makes them float32.
-        labels = None if y is None else pairwise.integer_labels(y, rows=self.positives is not None)
+        labels = None if y is None else integer_labels(y, rows=self.positives is not None)
         if (
             labels is not None
             and keras.backend.backend() == "jax"

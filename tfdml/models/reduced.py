@@ -66,7 +66,7 @@ class MomentEmbedder(ReducedEmbedder):
     1, as in training, and so has the result.
 
         model = MomentEmbedder.from_learner(learner)
-        model.adapt(tfdml.evaluation.embed(model.features, training_batches))
+        model.adapt(tfdml.embeddings.embed(model.features, training_batches))
         model.save("moments.keras")
 
     It has the embedder's `image_size`, `resize`, `resize_mode` and `pad_color`, and is evaluated,

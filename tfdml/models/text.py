@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-from absl import logging
 from keras import ops
 
 from tfdml.arguments import boolean, integer, one_of
@@ -15,6 +15,7 @@ from tfdml.errors import UserError, user_errors
 from tfdml.models.embedder import Embedder, Head
 from tfdml.saving import SavedByArguments, restore
 
+_LOGGER = logging.getLogger(__name__)
 #: How many texts are tokenized or embedded at a time.
 _BATCH = 1000
 
@@ -224,7 +225,7 @@ class TextEmbedder(Embedder):
                     f"{what}, {where}: make the tokens longer, shorten the texts, or set "
                     "truncate=True"
                 )
-            logging.warning("%s, %s: the rest is cut", what, where)
+            _LOGGER.warning("%s, %s: the rest is cut", what, where)
         return np.concatenate(parts)
 
     def embed_texts(self, texts: Sequence[str], batch_size: int = 100) -> np.ndarray:

@@ -21,8 +21,8 @@ from tfdml.layers.vectors import draw_classes
 from tfdml.losses.base import PairLoss, check_rank
 from tfdml.losses.classification import ClassSimilarityLoss, ProxyAnchorLoss, refuse_unknown_classes
 from tfdml.pairs import Scope, pairs_by_name
-from tfdml.registry import register
-from tfdml.saving import SavedByArguments, restore, snake_case
+from tfdml.registry import register, snake_case
+from tfdml.saving import SavedByArguments, restore
 
 #: Where classes are drawn: the representation that holds the column of `"class"` of each image's
 #: own.

@@ -10,6 +10,7 @@ from keras import ops
 
 from tfdml import pairwise
 from tfdml.arguments import boolean, integer, number, one_of
+from tfdml.labels import integer_labels
 from tfdml.objectives.base import Objective, ReducedObjective
 from tfdml.registry import register
 from tfdml.workarounds import add_undecayed_weight
@@ -35,7 +36,7 @@ def class_densities(features, labels, num_classes):
         >>> class_densities(np.array([[0.0], [2.0], [5.0]]), np.array([0, 0, 1]), 3)
         array([1., 0., 0.], dtype=float32)
     """
-    features, labels = np.asarray(features), pairwise.integer_labels(labels)
+    features, labels = np.asarray(features), integer_labels(labels)
     if features.ndim != 2 or labels.shape != features.shape[:1]:
         raise ValueError(
             f"expected features (N, D) and labels (N,), got {features.shape} and {labels.shape}"

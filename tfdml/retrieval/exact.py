@@ -17,7 +17,8 @@ import numpy as np
 from keras import ops
 
 from tfdml.errors import UserError, check_choice
-from tfdml.pairwise import DISTANCES, integer_labels
+from tfdml.labels import integer_labels
+from tfdml.registry import DISTANCES
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
 Ignored = Callable[[slice, np.ndarray], np.ndarray]

@@ -17,11 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.embeddings.compute import truncate
-from tfdml.embeddings.files import StoredEmbeddings, check_same_model
+from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
 from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
 from tfdml.io.files import fields, parse_json, sha256_of
-from tfdml.pairwise import DISTANCES
+from tfdml.registry import DISTANCES
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 
 #: What a row has besides its id and vector: texts, empty where they are not known.
@@ -108,7 +107,7 @@ class About:
     """What a table keeps about its rows.
 
     Args:
-        distance: One of `tfdml.pairwise.DISTANCES`.
+        distance: One of `tfdml.registry.DISTANCES`.
         dimension: d.
         model: The fingerprint of the model that embedded them; empty where it is not known.
     """

@@ -10,7 +10,6 @@ from scipy import sparse
 
 from tfdml.arguments import integer, number
 from tfdml.errors import UserError
-from tfdml.layers import PrincipalComponents
 from tfdml.retrieval import exact
 
 # Numbers of the gathered neighbors that are held at once: 64 MB.
@@ -114,6 +113,8 @@ def fit_whitening(
         raise UserError(
             f"`dim={dim}`: training embeddings {embeddings.shape} have fewer components"
         )
+    from tfdml.layers import PrincipalComponents  # Keras, which a search does without
+
     layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)
     layer.adapt(embeddings)
     return Whitening(np.asarray(layer.mean), np.asarray(layer.components))

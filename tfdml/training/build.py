@@ -119,7 +119,9 @@ def make_embedder(
         if dimension:
             return Head(dimension, **arguments)
     call = settings.backbone_call()
-    backbone = backbones.resolve(call.name, view.image_size, settings.weights, **call.arguments)
+    backbone = backbones.resolve(
+        call.name, view.image_size, local_copy(settings.weights), **call.arguments
+    )
     make: Callable[..., Embedder] = Embedder
     if head.name == "ensemble":
         make = functools.partial(
@@ -342,7 +344,7 @@ def build_components(
     """
     call = experiment.backbone_call()
     # Before the images are read.
-    backbones.check(call.name, experiment.weights, **call.arguments)
+    backbones.check(call.name, local_copy(experiment.weights), **call.arguments)
     check_objectives(experiment.objectives)
     train_view, evaluation_view = make_transforms(experiment)
     strategy = workers.make_strategy(

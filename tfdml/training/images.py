@@ -28,8 +28,8 @@ from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth
 from tfdml.evaluation.views import ViewItems
+from tfdml.labels import require_classes
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
-from tfdml.pairwise import require_classes
 from tfdml.training.settings import MOST_CLASSES, DataSettings
 
 

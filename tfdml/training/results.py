@@ -15,21 +15,16 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads
+from tfdml.embeddings import embed
 from tfdml.embeddings.compute import slices
-from tfdml.evaluation import (
-    Interval,
-    QueryValues,
-    confidence_intervals,
-    embed,
-    evaluate_dataset,
-    student_interval,
-)
+from tfdml.evaluation import Interval, confidence_intervals, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import evaluate_views
 from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
+from tfdml.results import QueryValues
 from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder, TrainingState

@@ -4,7 +4,8 @@ import numpy as np
 from pyarrow.parquet import read_table
 
 from tfdml.data import ArrayImages, ImageDataset
-from tfdml.evaluation import Relevance, RetrievalResults, retrieval_per_query
+from tfdml.evaluation import Relevance, retrieval_per_query
+from tfdml.results import RetrievalResults
 
 
 def made():

@@ -7,8 +7,8 @@ import pytest
 
 from tests.report import pages
 from tfdml.errors import UserError
-from tfdml.evaluation import QueryValues, paired_differences, seed_difference
-from tfdml.evaluation.intervals import compare_queries
+from tfdml.evaluation import paired_differences, seed_difference
+from tfdml.results import QueryValues, compare_queries
 
 LABELS = np.repeat([4, 9, 2], 4)
 

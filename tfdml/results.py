@@ -1,0 +1,396 @@
+"""Results that are kept: neighbors as a table, and the metrics of every query, compared between
+runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfdml.embeddings.files import ImageTable, class_of_each
+from tfdml.errors import REASON, UserError, user_errors
+from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
+from tfdml.evaluation.relevance import (
+    Relevance,
+    dataset_protocol,
+    dataset_roles,
+    ids_or_names,
+    joined_labels,
+    retrieval_task,
+)
+from tfdml.evaluation.retrieval import nearest_left
+from tfdml.io.files import atomic_write
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+
+QUERIES_FILE = "queries.npz"
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryValues:
+    """Retrieval metrics of every query of a test set.
+
+    Args:
+        ids: (N,) uint64, which image each query is: the first eight bytes of the SHA-256 of its
+            name.
+        labels: (N,) int64 class ids of the queries.
+        images: Checksums of the names, labels, roles and groups of all test images, so also of what
+            is searched, and of the images themselves, unless they are stored vectors.
+        values: Metric name to (N,) values; NaN where a query has nothing to find.
+
+    Raises:
+        UserError: They differ in number.
+
+    Example:
+        >>> ids, labels = np.array([7, 9], np.uint64), np.array([0, 0])
+        >>> one = QueryValues(ids, labels, "sha256:a", {"recall@1": np.array([1.0, 0.0])})
+        >>> one.difference_to(dataclasses.replace(one, ids=ids[::-1]))
+        'other queries, or in another order'
+    """
+
+    ids: np.ndarray
+    labels: np.ndarray
+    images: str
+    values: Mapping[str, np.ndarray]
+
+    def __post_init__(self):
+        for name, column in {"labels": self.labels, **self.values}.items():
+            if np.shape(column) != np.shape(self.ids) or np.ndim(column) != 1:
+                raise UserError(
+                    f"{name} of shape {np.shape(column)} for ids of shape {np.shape(self.ids)}"
+                )
+
+    @classmethod
+    def of(
+        cls, dataset: ImageDataset, values: Mapping[str, Any], directory: str | os.PathLike = ""
+    ) -> QueryValues:
+        """Those of a data set.
+
+        Args:
+            dataset: The images; with roles its queries alone have values.
+            values: As `retrieval_per_query` returns them.
+            directory: Where the data set lies: names count from there.
+        """
+        from tfdml.data.images import (
+            VectorImages,
+            images_checksum,
+        )  # needs TensorFlow, which measuring alone does not
+
+        table = ImageTable.of([dataset], directory)
+        queries, _ = dataset_roles(dataset)
+        names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
+        ids = np.array(
+            [int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names],
+            np.uint64,
+        )
+        checksum = table.checksum()
+        if not isinstance(dataset.images, VectorImages):
+            checksum += f" {images_checksum(dataset.images)}"
+        return cls(
+            ids,
+            dataset.labels[queries],
+            checksum,
+            {name: np.asarray(v) for name, v in values.items()},
+        )
+
+    @classmethod
+    def read(cls, path: str | os.PathLike) -> QueryValues:
+        """Those that `write` has written.
+
+        Raises:
+            UserError: The file cannot be read, or is of something else.
+        """
+        with user_errors(
+            Exception, f"{path} cannot be read: {REASON}"
+        ):  # whatever NumPy raises on a damaged file
+            with np.load(path, allow_pickle=False) as file:
+                columns = {name: file[name] for name in file.files}
+            ids, labels, images = (columns.pop(name) for name in ("ids", "labels", "images"))
+            return cls(
+                ids,
+                labels,
+                str(images),
+                {name: column.astype(np.float64) for name, column in columns.items()},
+            )
+
+    def write(self, path: Path) -> None:
+        """Write them as a compressed .npz, values in single precision.
+
+        Args:
+            path: The file.
+        """
+        columns: dict[str, Any] = {
+            name: values.astype(np.float32) for name, values in self.values.items()
+        }
+        with atomic_write(path) as temporary, open(temporary, "wb") as file:
+            np.savez_compressed(
+                file, ids=self.ids, labels=self.labels, images=self.images, **columns
+            )
+
+    def difference_to(self, other: QueryValues) -> str:
+        """Why the values of another run are not of the same queries, in words; empty where they
+        are.
+
+        Args:
+            other: Those of the other run.
+        """
+        comparisons = {
+            "other queries, or in another order": np.array_equal(self.ids, other.ids),
+            "the same queries with other classes": np.array_equal(self.labels, other.labels),
+            "queries of the same names, of other images or searched among others": self.images
+            == other.images,
+        }
+        return next((difference for difference, same in comparisons.items() if not same), "")
+
+
+@dataclasses.dataclass(frozen=True)
+class Differences:
+    """How much better one model is than another, by metric; positive where it is.
+
+    Args:
+        classes: With intervals over classes, see `paired_differences`.
+        seeds: With intervals over seeds, see `seed_difference`; empty where a side has one run
+            alone.
+    """
+
+    classes: Mapping[str, Interval]
+    seeds: Mapping[str, Interval]
+
+
+def compare_queries(
+    first: Sequence[QueryValues], second: Sequence[QueryValues], *, seeds: bool = True
+) -> Differences:
+    """Compare two models on the same queries.
+
+    Args:
+        first: Of each run of the first model, one for each seed.
+        second: Of each run of the second.
+        seeds: Whether the runs differ by their seeds, so that intervals over seeds mean something.
+
+    Raises:
+        UserError: A side has no run, the queries are not the same, or no metric is common to all
+            runs.
+
+    Example:
+        >>> ids, labels = np.arange(4, dtype=np.uint64), np.array([0, 0, 1, 1])
+        >>> sides = [[QueryValues(ids, labels, "", {"recall@1": np.full(4,
+        ...     value)})] for value in (1.0, 0.5)]
+        >>> compare_queries(*sides).classes["recall@1"].mean
+        0.5
+    """
+    runs = [*first, *second]
+    if difference := next(filter(None, (runs[0].difference_to(other) for other in runs[1:])), ""):
+        raise UserError(f"their queries are not the same: {difference}")
+    sides = [[run.values for run in side] for side in (first, second)]
+    classes = paired_differences(sides[0], sides[1], runs[0].labels)
+    over_seeds = {}
+    if seeds and min(map(len, sides)) > 1:
+        for name in classes:
+            ours, theirs = ([float(np.nanmean(values[name])) for values in side] for side in sides)
+            over_seeds[name] = seed_difference(ours, theirs)
+    return Differences(classes, over_seeds)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RetrievalResults:
+    """The k nearest gallery images of each query, without images that are ignored.
+
+    Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
+
+    Attributes:
+        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id`
+            (names), `rank` from 1, `distance`; where something defines which are right, `relevant`
+            and `num_relevant`, how many the gallery has for the query; and further columns, such as
+            `query_class` and `class`, the names. A query without neighbors has one row without
+            `id`.
+
+    Example:
+        >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
+        ...     k=1)
+        >>> results.table["id"].to_pylist()
+        ['1', '0', '3', '2']
+        >>> results.column("relevant").tolist()
+        [True, True, True, True]
+    """
+
+    table: Any
+
+    @classmethod
+    def of_arrays(
+        cls,
+        query_ids: Sequence[str],
+        ids: np.ndarray,
+        distances: np.ndarray,
+        columns: Mapping[str, np.ndarray] | None = None,
+    ) -> RetrievalResults:
+        """Return results from arrays, such as those of a search in a database.
+
+        Args:
+            query_ids: (N,) what the queries are called.
+            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer
+                than k.
+            distances: (N, k).
+            columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
+        """
+        import pyarrow as pa
+
+        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(
+            np.shape(ids)
+        )
+        mask[:, :1] = True
+        query, place = np.nonzero(mask)
+        table = {
+            "query": pa.array(np.array(query_ids, object)[query], pa.string()),
+            "rank": place + 1,
+        }
+        table |= {"id": pa.array(ids[mask], pa.string()), "distance": distances[mask]}
+        further = {name: np.asarray(values) for name, values in (columns or {}).items()}
+        return cls(
+            pa.table(
+                table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}
+            )
+        )
+
+    @classmethod
+    def search(
+        cls,
+        embeddings: Any,
+        labels: Any = None,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        *,
+        k: int = 10,
+        distance: str = "euclidean",
+        relevance: Relevance | None = None,
+        own_rows: Any = None,
+        query_ids: Sequence[str] | None = None,
+        gallery_ids: Sequence[str] | None = None,
+        class_names: Mapping[int, str] | None = None,
+    ) -> RetrievalResults:
+        """Search exactly, as `evaluate_retrieval` does.
+
+        Args:
+            embeddings: As `evaluate_retrieval`.
+            labels: As `evaluate_retrieval`, or the names of classes; without labels and relevance
+                nothing defines which neighbors are right.
+            gallery: As `evaluate_retrieval`.
+            gallery_labels: As `labels`.
+            k: How many neighbors; all there are, where there are fewer.
+            distance: As `evaluate_retrieval`.
+            relevance: As `evaluate_retrieval`, without levels.
+            own_rows: As `evaluate_retrieval`.
+            query_ids: (N,) what the queries are called; their rows by default.
+            gallery_ids: (G,) what the images of a gallery are called; their rows by default.
+            class_names: Names of the class ids; their digits by default.
+
+        Raises:
+            UserError: As `evaluate_retrieval`, or ids of another number.
+        """
+        if labels is not None and np.asarray(labels).dtype.kind in "UO":
+            sides = [
+                ids_or_names(side, np.size(side))
+                for side in (labels, gallery_labels)
+                if side is not None
+            ]
+            names, codes = np.unique(joined_labels(*sides), return_inverse=True)
+            labels, gallery_labels = (
+                codes[: len(labels)],
+                codes[len(labels) :] if len(sides) > 1 else None,
+            )
+            class_names = dict(enumerate(map(str, names)))
+        has_truth = relevance is not None or labels is not None
+        relevance = relevance if has_truth else Relevance.lists([[]] * len(embeddings))
+        task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
+        queries = _names_of(query_ids, len(task.queries), "query_ids")
+        names = (
+            queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
+        )
+        _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
+        rows = np.concatenate(near)
+        columns: dict[str, Any] = {}
+        if has_truth:
+            columns |= {
+                "relevant": task.relevance.of(slice(None), rows) > 0,
+                "num_relevant": task.matches,
+            }
+        if task.labels is not None:
+            columns["query_class"] = class_of_each(task.labels, class_names or {})
+        targets = labels if gallery is None else gallery_labels
+        if targets is not None:
+            columns["class"] = class_of_each(targets, class_names or {})[rows]
+        ids: Any = np.where(rows < 0, None, names[rows])
+        return cls.of_arrays(queries.tolist(), ids, np.concatenate(distances), columns)
+
+    @classmethod
+    def of_dataset(
+        cls, embeddings: Any, dataset: ImageDataset, *, k: int = 10, distance: str = "euclidean"
+    ) -> RetrievalResults:
+        """Search a data set by its own protocol, see `dataset_protocol`; images are called by their
+        names.
+
+        Args:
+            embeddings: (N, d), one row per image of `dataset`, in its order.
+            dataset: The images; also `StoredEmbeddings` that have names.
+            k: As `search`.
+            distance: As `search`.
+
+        Raises:
+            UserError: As `dataset_protocol` and `search`.
+
+        Example:
+            >>> results = RetrievalResults.of_dataset(embeddings, test, k=5)
+            >>> results.write("neighbors.parquet")
+            >>> results.table.column_names[:4]
+            ['query', 'rank', 'id', 'distance']
+        """
+        names = np.array(dataset.names, object)
+        queries, gallery = dataset_roles(dataset)
+        ids = {} if gallery is None else {"gallery_ids": names[gallery]}
+        ids |= {"query_ids": names[queries], "class_names": dataset.class_names}
+        return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
+
+    def within(self, max_distance: float) -> RetrievalResults:
+        """Return the neighbors that are at most so far; a query that has none has one row, without
+        `id`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        near, table = pa.array(self.column("distance") <= max_distance), self.table
+        for name, nothing in (("id", pa.scalar(None, pa.string())), ("relevant", False)):
+            if name in table.column_names:
+                column = pc.if_else(near, table[name], nothing)
+                table = table.set_column(table.column_names.index(name), name, column)
+        return RetrievalResults(table.filter(pc.or_(near, pc.equal(table["rank"], 1))))
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a column of the table as an array."""
+        return self.table[name].to_numpy()
+
+    def write(self, path: str | os.PathLike) -> None:
+        """Write the table atomically, as `.parquet` or `.csv`.
+
+        Raises:
+            UserError: The suffix is neither.
+        """
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        writers = {".parquet": pyarrow.parquet.write_table, ".csv": pyarrow.csv.write_csv}
+        write = writers.get(os.path.splitext(os.fspath(path))[1])
+        if write is None:
+            raise UserError(f"{path}: neighbors are written as {', '.join(writers)}")
+        with atomic_write(os.fspath(path)) as temporary:
+            write(self.table, temporary)
+
+
+def _names_of(names: Any, count: int, what: str) -> np.ndarray:
+    array = np.array([str(name) for name in (range(count) if names is None else names)], object)
+    if array.shape != (count,):
+        raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
+    return array
