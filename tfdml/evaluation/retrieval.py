@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from keras import ops
 
 from tfdml.arguments import integer
 from tfdml.errors import UserError, check_choice
@@ -406,10 +405,10 @@ def whole_rankings(
     space = exact.Space(task.queries, task.gallery, frame)
     size, count = len(space.gallery), len(task.queries)
     copies, originals = _copies(space.placed_gallery)
-    table = exact.score_table(space, size)
+    product = exact.scorer(space, size)
 
     def scores_of(block: slice) -> np.ndarray:
-        scores = ops.convert_to_numpy(exact.block_scores(space, table, block))
+        scores = product(block)
         if len(copies):  # a product need not give equal columns equal results in their last bit
             scores = np.array(scores)
             scores[:, copies] = scores[:, originals]

@@ -9,12 +9,11 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
-from keras import ops
 
 from tfdml.errors import UserError, check_choice
 from tfdml.labels import integer_labels
@@ -233,8 +232,8 @@ def nearest_neighbors(
     in float64. Where rounding could have left out a nearer image, because many are about as near,
     or far from the median, the query is searched once more in float64. So copies are at exactly 0,
     and the block size does not change a distance. What remains: of more images than 8 k within
-    1e-12 of the k-th, some of which are no copies, the first rows are taken. On a GPU, TF32 is
-    switched off meanwhile.
+    1e-12 of the k-th, some of which are no copies, the first rows are taken. Where Keras is loaded and
+    has a GPU, the products are its own, with TF32 switched off.
 
     Args:
         queries: (N, d) embeddings, normalized or not.
@@ -415,10 +414,31 @@ def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Frame:
     return Frame(distance, shift, _power_of_two(float(max(extremes))))
 
 
+def _has_gpu() -> bool:
+    """Whether Keras is loaded and computes on a GPU."""
+    keras = sys.modules.get("keras")
+    backend = "" if keras is None else keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend() == "gpu"
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    return False
+
+
 @contextlib.contextmanager
 def _full_float32() -> Iterator[None]:
     """Products in float32 proper: GPUs round the factors to 10 bits (TF32) where they are allowed
     to."""
+    import keras
+
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
@@ -437,6 +457,22 @@ def _full_float32() -> Iterator[None]:
         yield
 
 
+def _product_with(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function from (B, d) to the float32 product with a table (d, G): of NumPy, or of
+    Keras where that has a GPU."""
+    if not _has_gpu():
+        return lambda rows: rows @ table
+    from keras import ops
+
+    on_gpu = ops.convert_to_tensor(table)
+
+    def product(rows: np.ndarray) -> np.ndarray:
+        with _full_float32():
+            return ops.convert_to_numpy(ops.matmul(ops.convert_to_tensor(rows), on_gpu))
+
+    return product
+
+
 def _group_size(gallery_size: int, candidates: int) -> int:
     """Gallery rows per group (a power of two near sqrt(G / m)); 1 where grouping would not pay."""
     if gallery_size < 32 * candidates:
@@ -444,29 +480,32 @@ def _group_size(gallery_size: int, candidates: int) -> int:
     return int(_power_of_two((gallery_size / candidates) ** 0.5))
 
 
-def _top_columns(scores: Any, candidates: int, group: int) -> tuple[Any, Any]:
-    """(B, m) int32 columns of the largest scores of each row, equal scores by lower column; (B,)
-    the last one's score.
+def _largest(values: np.ndarray, count: int) -> np.ndarray:
+    """(B, count) columns of the largest values of each row, in no order."""
+    return np.argpartition(values, values.shape[1] - count, axis=1)[:, -count:]
 
-    A row's m largest lie in the m groups of consecutive columns whose maxima are largest: any other
-    group's elements come after those m maxima. So most of the row is read once, for the maxima, and
-    only m groups are searched.
+
+def _top_columns(scores: np.ndarray, candidates: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+    """(B, m) columns of the largest scores of each row, in no order; (B,) the least of these
+    scores.
+
+    A row's m largest lie in the m groups of columns whose maxima are largest: any other group's
+    elements come after those m maxima. So most of the row is read once, for the maxima, and only m
+    groups are searched. The columns of a group are far apart, so that maxima are those of whole
+    rows of numbers.
     """
     if group == 1:
-        best, columns = ops.top_k(scores, candidates)
-        return columns, best[:, -1]
-    rows, size = scores.shape
-    groups = size // group
-    grouped = ops.reshape(scores, (rows, groups, group))
-    # Ascending group order keeps columns ascending, so that top_k's "lower position first" means
-    # lower column.
-    best_groups = ops.sort(ops.top_k(ops.max(grouped, axis=2), candidates)[1], axis=1)
-    row_start = ops.expand_dims(ops.arange(rows, dtype="int32") * groups, 1)
-    members = ops.take(ops.reshape(scores, (rows * groups, group)), best_groups + row_start, axis=0)
-    best, place = ops.top_k(ops.reshape(members, (rows, candidates * group)), candidates)
-    return ops.take_along_axis(best_groups, place // group, axis=1) * group + place % group, best[
-        :, -1
-    ]
+        columns = _largest(scores, candidates)
+    else:
+        rows, size = scores.shape
+        groups = size // group
+        grouped = scores.reshape(rows, group, groups)
+        nearest_groups = _largest(grouped.max(axis=1), candidates)
+        steps = groups * np.arange(group)
+        members = (nearest_groups[:, :, None] + steps).reshape(rows, candidates * group)
+        best = _largest(np.take_along_axis(scores, members, axis=1), candidates)
+        columns = np.take_along_axis(members, best, axis=1)
+    return columns, np.take_along_axis(scores, columns, axis=1).min(axis=1)
 
 
 def measure(
@@ -475,8 +514,8 @@ def measure(
     """(B, m) float64 distances of queries (B, d) to the gallery's rows (B, m), those of `euclidean`
     squared.
 
-    From differences, so that exact copies are at exactly 0. In NumPy on every backend: m is small,
-    and a few rows at a time never leave the processor's cache.
+    From differences, so that exact copies are at exactly 0. A few rows at a time never leave the
+    processor's cache.
     """
     distances = np.empty(rows.shape)
     step = max(1, _MEASURED_AT_ONCE // (rows.shape[1] * queries.shape[1]))
@@ -497,8 +536,9 @@ def measure(
     return distances
 
 
-def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
-    """(d + 1, columns) tensor of the gallery; columns beyond it score below every image.
+def scorer(space: Space, columns: int, slack: float = 0.0) -> Callable[[slice], np.ndarray]:
+    """Return the function from a slice of queries to their (B, columns) scores, larger for nearer
+    gallery images; columns beyond the gallery score below every image.
 
     With `slack` the score of each row is higher by this share of half its squared length.
 
@@ -511,16 +551,15 @@ def score_table(space: Space, columns: int, slack: float = 0.0) -> Any:
     if space.frame.distance in ("euclidean", "sqeuclidean"):
         table[dim, :size] = np.float32(-0.5 * (1 - slack)) * _squares(space.placed_gallery)
     table[dim, size:] = _PADDING_SCORE
-    return ops.convert_to_tensor(table)
+    product = _product_with(table)
 
+    def scores_of(block: slice) -> np.ndarray:
+        rows = space.placed_queries[block]
+        queries = np.ones((len(rows), dim + 1), np.float32)
+        queries[:, :dim] = rows
+        return product(queries)
 
-def block_scores(space: Space, table: Any, block: slice) -> Any:
-    """(B, columns) tensor, larger for nearer gallery images, from `score_table`'s table."""
-    rows = space.placed_queries[block]
-    queries = np.ones((len(rows), rows.shape[1] + 1), np.float32)
-    queries[:, :-1] = rows
-    with _full_float32():
-        return ops.matmul(ops.convert_to_tensor(queries), table)
+    return scores_of
 
 
 def one_ahead(
@@ -553,18 +592,17 @@ def ranked_blocks(
     candidates = min(k + most_ignored + _SPARE, size)
     group = _group_size(size, candidates)
     padded = -(-size // group) * group
-    per_query = 4 * (padded + padded // group + 2 * candidates * (group + 4))
+    # Scores; maxima of groups and their order; members of the best groups.
+    per_query = 4 * padded + 12 * (padded // group) + 28 * candidates * group
     rows = max(1, min(memory_budget // per_query, len(space.queries)))
     # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual
     # order.
     slack = (8 + dim**0.5) * float(np.finfo(np.float32).eps)
-    table = score_table(space, padded, slack)
+    scores_of = scorer(space, padded, slack)
 
     def columns_of(block: slice) -> tuple[np.ndarray, np.ndarray]:
-        columns, last = _top_columns(block_scores(space, table, block), candidates, group)
-        return ops.convert_to_numpy(columns).astype(np.int64), ops.convert_to_numpy(last).astype(
-            np.float64
-        )
+        columns, least = _top_columns(scores_of(block), candidates, group)
+        return columns, least.astype(np.float64)
 
     def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         far = measure(space.queries[block], space.gallery, columns, space.frame.distance)
@@ -573,10 +611,10 @@ def ranked_blocks(
             columns, far = np.where(hidden, -1, columns), np.where(hidden, np.inf, far)
         return nearest_first(columns, far, k)
 
-    for block, (columns, last) in one_ahead(columns_of, len(space.queries), rows):
+    for block, (columns, least) in one_ahead(columns_of, len(space.queries), rows):
         near, far = nearest_of(block, columns)
         if candidates < size:
-            unsure = block.start + np.flatnonzero(~_settled(space, block, far[:, -1], last, slack))
+            unsure = block.start + np.flatnonzero(~_settled(space, block, far[:, -1], least, slack))
             for some in row_blocks(len(unsure), max(1, memory_budget // (16 * size))):
                 for query, wider in zip(
                     unsure[some], _float64_columns(space, unsure[some], candidates), strict=True

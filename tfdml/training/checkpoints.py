@@ -21,7 +21,6 @@ from absl import logging
 from keras import ops
 
 from tfdml.errors import REASON, UserError, differences, short_message, user_errors
-from tfdml.evaluation.intervals import QUERIES_FILE as QUERIES
 from tfdml.io.files import (
     PARTIAL_PREFIX,
     atomic_write,
@@ -33,6 +32,7 @@ from tfdml.io.files import (
     write_json,
 )
 from tfdml.models import Embedder, MetricLearner
+from tfdml.results import QUERIES_FILE as QUERIES
 from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
