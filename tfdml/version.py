@@ -2,7 +2,6 @@
 other packages."""
 
 import contextlib
-import importlib.metadata
 from collections.abc import Iterable
 
 __version__ = "0.1.0"
@@ -10,6 +9,8 @@ __version__ = "0.1.0"
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
+    import importlib.metadata
+
     versions = {}
     for package in packages:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import sparse
 
 from tfdml.arguments import number, one_of
 from tfdml.errors import REASON, UserError, check_positive, check_share, user_errors
@@ -133,10 +132,12 @@ class Searches:
     def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
         """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
         of the queries."""
+        from scipy.sparse import coo_array
+
         accepted = self.unknown <= threshold
         shape = (max(self._own.max(), self._other.max()) + 1,) * 2
         ends = self._own[accepted], self._other[accepted]
-        counts = sparse.coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
+        counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
         # Two classes that lie near one another are falsely found by the queries of both.
         mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
         rates = {"fpir": _over_classes(accepted, self._own, mutual, level, new_classes)}

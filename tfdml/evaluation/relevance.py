@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
 
 from tfdml.errors import UserError
 from tfdml.labels import integer_labels
 from tfdml.retrieval.exact import check_embeddings, check_sides
 
 if TYPE_CHECKING:
+    from scipy import sparse
+
     from tfdml.data.dataset import ImageDataset
 
 
@@ -120,6 +121,8 @@ class _Shared:
 
 
 def _ones(row: np.ndarray, column: np.ndarray, shape: tuple[int, int]) -> sparse.csr_array:
+    from scipy import sparse
+
     return sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=shape)
 
 
@@ -283,6 +286,8 @@ class Relevance:
             >>> Relevance.sets([[1, 1, 0], [0, 1, 1], [0, 0, 1]]).matches  # with itself
             array([2, 3, 2])
         """
+        from scipy import sparse
+
         sides = [side for side in (labels, gallery_labels) if side is not None]
         sides = [side if sparse.issparse(side) else _columns(side, "label sets") for side in sides]
         keys, images = (

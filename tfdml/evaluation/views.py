@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import sparse
 
 from tfdml.errors import UserError
 from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
@@ -18,6 +17,8 @@ from tfdml.labels import integer_labels
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 if TYPE_CHECKING:
+    from scipy import sparse
+
     from tfdml.data.dataset import ImageDataset
 
 #: The K of Recall@K across views, where there are as many images and texts.
@@ -159,6 +160,8 @@ def _label_sets(
     sides: Sequence[Any], names: Sequence[str], sizes: Sequence[int]
 ) -> list[sparse.csr_array]:
     """Return of each side (N, C) 1 where an item has one of the C labels of all sides."""
+    from scipy import sparse
+
     rows, labels = [], []
     for side, name, size in zip(sides, names, sizes, strict=True):
         lists = [np.atleast_1d(np.asarray(label)) for label in side]
@@ -183,6 +186,8 @@ def connected_labels(images: sparse.csr_array, texts: sparse.csr_array) -> list[
         images: (N, C) 1 where an image has a label.
         texts: (M, C) the same of the texts.
     """
+    from scipy import sparse
+
     items = sparse.vstack([images, texts])
     graph = sparse.block_array([[None, items], [items.T, None]])
     labels = sparse.csgraph.connected_components(graph, directed=False)[1]

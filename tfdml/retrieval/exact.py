@@ -27,6 +27,8 @@ _SPARE = 4
 # Elements of the (queries, candidates, d) differences that are measured at once: 2 MB, which stays
 # in the cache.
 _MEASURED_AT_ONCE = 2**18
+# Bytes of a block of scores that the cache takes well.
+_BLOCK = 2**26
 # Gallery rows that are converted to float64 at once.
 _ROWS_AT_ONCE = 4096
 # The score of the rows that fill the gallery up to whole groups: below every real score, which is
@@ -594,7 +596,7 @@ def ranked_blocks(
     padded = -(-size // group) * group
     # Scores; maxima of groups and their order; members of the best groups.
     per_query = 4 * padded + 12 * (padded // group) + 28 * candidates * group
-    rows = max(1, min(memory_budget // per_query, len(space.queries)))
+    rows = max(1, min(min(memory_budget, _BLOCK) // per_query, len(space.queries)))
     # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual
     # order.
     slack = (8 + dim**0.5) * float(np.finfo(np.float32).eps)
