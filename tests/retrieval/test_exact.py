@@ -1,5 +1,6 @@
 """A gallery on disk, searched chunk by chunk, gives what a search in memory gives."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from tests import references
 from tests.far_vectors import NAMES, far_vectors
+from tests.processes import run_python
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.registry import DISTANCES
@@ -147,24 +149,51 @@ def test_not_finite_rows_are_counted_and_named():
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_products_are_of_float32_whatever_training_allows(allowed, monkeypatch):
+def test_products_of_keras_are_of_float32_whatever_training_allows(allowed, monkeypatch):
+    """As on a GPU, which rounds the factors unless it is told not to; the neighbors are NumPy's."""
+    points = np.random.default_rng(5).normal(size=(60, 4)).astype(np.float32)
+    expected = nearest_neighbors(points, k=3)
     rounded = []
     before = tf.config.experimental.tensor_float_32_execution_enabled()
-    matmul = exact.ops.matmul
+    matmul = keras.ops.matmul
 
     def watched(*factors):
         rounded.append(tf.config.experimental.tensor_float_32_execution_enabled())
         return matmul(*factors)
 
-    monkeypatch.setattr(exact.ops, "matmul", watched)
+    monkeypatch.setattr(keras.ops, "matmul", watched)
+    monkeypatch.setattr(exact, "_has_gpu", lambda: True)
     tf.config.experimental.enable_tensor_float_32_execution(allowed)
     try:
-        nearest_neighbors(np.eye(4, dtype=np.float32), k=1)
+        result = nearest_neighbors(points, k=3)
         assert rounded
         assert not any(rounded)
         assert tf.config.experimental.tensor_float_32_execution_enabled() == allowed
     finally:
         tf.config.experimental.enable_tensor_float_32_execution(before)
+    np.testing.assert_array_equal(result[0], expected[0])
+    np.testing.assert_array_equal(result[1], expected[1])
+
+
+def test_a_search_imports_no_tensorflow():
+    code = (
+        "import sys; from tfdml.retrieval import nearest_neighbors; "
+        "print(nearest_neighbors([[0.0], [1.0], [3.0]], k=1)[0].ravel().tolist(), "
+        "{'keras', 'tensorflow', 'scipy', 'pyarrow'} & set(sys.modules))"
+    )
+    assert run_python("-c", code).stdout.strip() == "[1, 0, 1] set()"
+
+
+def test_the_candidates_of_a_block_are_its_largest_scores():
+    """With groups and without, among them equal scores and columns that fill up the groups."""
+    scores = np.random.default_rng(7).integers(0, 50, size=(30, 512)).astype(np.float32)
+    scores[:, 500:] = -1e30
+    for group in (1, 4, 8):
+        columns, least = exact._top_columns(scores, 9, group)
+        assert all(len(set(row)) == 9 for row in columns.tolist())
+        chosen = np.sort(np.take_along_axis(scores, columns, axis=1), axis=1)
+        np.testing.assert_array_equal(chosen, np.sort(scores, axis=1)[:, -9:])
+        np.testing.assert_array_equal(least, chosen[:, 0])
 
 
 @pytest.mark.parametrize("distance", DISTANCES)

@@ -23,7 +23,7 @@ from tfdml.errors import UserError, redact_text, short_message, user_errors
 from tfdml.flags import Effect, in_vain, read_flag_files, typed_words
 from tfdml.io.files import as_named, local_copy
 from tfdml.registry import allow_modules, import_modules, module_names
-from tfdml.training.callbacks import Interruption
+from tfdml.training.interruption import Interruption
 from tfdml.training.settings import Settings, flag_name, meanings
 
 # What comes after `DEFINE_` in the name of absl's function, by the type of a field.

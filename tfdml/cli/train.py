@@ -32,7 +32,7 @@ from tfdml.flags import needs
 from tfdml.io.files import as_named
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder, TrainingRun, settings, trainer
-from tfdml.training.callbacks import Interrupted
+from tfdml.training.interruption import Interrupted
 from tfdml.training.settings import choice
 from tfdml.training.workers import rank_and_count
 

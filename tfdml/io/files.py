@@ -7,6 +7,8 @@ A local copy of what is in a store lies below one folder of this process, at the
 names, so that `as_named` can turn every path back into the URL.
 """
 
+from __future__ import annotations
+
 import atexit
 import concurrent.futures
 import contextlib
@@ -22,13 +24,12 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
-
-import filelock
-import fsspec
-import psutil
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
+
+if TYPE_CHECKING:
+    import fsspec
 
 # Of the temporary names, which end in the writing process's number: see `sweep`.
 PARTIAL_PREFIX = ".partial-"
@@ -57,11 +58,11 @@ def in_store(path: str | os.PathLike) -> bool:
         (True, False, False)
     """
     scheme, separator, _ = os.fspath(path).partition("://")
-    return (
-        bool(separator)
-        and scheme not in ("http", "https")
-        and scheme in fsspec.available_protocols()
-    )
+    if not separator or scheme in ("http", "https"):
+        return False
+    import fsspec
+
+    return scheme in fsspec.available_protocols()
 
 
 def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
@@ -74,6 +75,8 @@ def filesystem_of(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, s
         >>> filesystem_of("memory://embeddings/manifest.json")[1]
         '/embeddings/manifest.json'
     """
+    import fsspec  # a tenth of a second, which flags and their help do without
+
     if not is_remote(path):
         return fsspec.filesystem("file"), os.path.abspath(path)
     try:
@@ -493,6 +496,8 @@ def sweep(folder: str | os.PathLike) -> None:
     Args:
         folder: The folder; it need not exist.
     """
+    import psutil
+
     for name in os.listdir(folder) if os.path.isdir(folder) else []:
         process = re.match(rf"{re.escape(PARTIAL_PREFIX)}([0-9]{{1,9}})-", name)
         if process and not psutil.pid_exists(int(process[1])):
@@ -551,6 +556,8 @@ def locked(
     """
     if not os.path.isdir(folder):
         raise UserError(f"`{argument}={folder}`: there is no such folder")
+    import filelock
+
     path = os.path.join(folder, name)
     lock = filelock.FileLock(path, blocking=wait, mode=0o666, is_singleton=False)
     try:
@@ -656,6 +663,8 @@ def free_memory() -> float:
         >>> free_memory() > 0
         True
     """
+    import psutil
+
     left = [float(psutil.virtual_memory().available)]
     most, taken = (_content(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if most.isdigit() and taken.isdigit():

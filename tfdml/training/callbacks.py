@@ -1,21 +1,12 @@
-"""What happens around the steps of `fit`: evaluation, records, checkpoints, the halt of a run, and
-signals to it.
-
-A signal asks a run to stop: it stops at the end of an execution, of one step or several, with a
-checkpoint; a second one ends it at once.
-"""
+"""What happens around the steps of `fit`: evaluation, records, checkpoints and the halt of a
+run."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -28,109 +19,10 @@ from tfdml.errors import UserError
 from tfdml.io.files import flat, write_lines
 from tfdml.training import checkpoints
 from tfdml.training.build import Components
+from tfdml.training.interruption import Interruption
 from tfdml.training.optimizers import averaged
 from tfdml.training.results import Evaluator, selected_epoch
 from tfdml.training.watching import Watcher
-from tfdml.training.workers import Processes
-
-# Windows has no SIGHUP.
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal has asked the process, or the run in it, to end.
-
-    Args:
-        number: The signal.
-        left: Of a run, what of it is on disk and how to continue it, in words.
-
-    Example:
-        >>> str(Interrupted(signal.SIGTERM, "nothing was written"))
-        'stopped by SIGTERM: nothing was written'
-    """
-
-    def __init__(self, number: int, left: str = ""):
-        super().__init__(number)
-        self.number, self.left = number, left
-
-    @property
-    def status(self) -> int:
-        """What the process should exit with: 130 for Ctrl-C, 143 for SIGTERM, 129 for SIGHUP."""
-        return 128 + self.number
-
-    def __str__(self) -> str:
-        return f"stopped by {signal.Signals(self.number).name}" + (
-            f": {self.left}" if self.left else ""
-        )
-
-
-class Interruption:
-    """Turns the first signal into `Interrupted`, and lets the second end the process at once.
-
-    `Interrupted` is raised where the signal finds the program, and within `deferred()` at the next
-    `check()`. Signals that the process ignores (under nohup, say) stay ignored. Outside the main
-    thread, where Python allows no handlers, nothing is handled.
-
-    Example:
-        >>> with Interruption() as interruption, interruption.deferred():
-        ...     for step in range(3):
-        ...         interruption.check()
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._deferred = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                # None: a handler that Python did not set, and could not put back.
-                if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def check(self) -> None:
-        """Raise `Interrupted` if a signal has come."""
-        if self.received is not None:
-            raise Interrupted(self.received)
-
-    def agree(self, processes: Processes) -> None:
-        """Take a signal that any of the processes has received as received here; each has to call
-        this.
-
-        Args:
-            processes: Who trains.
-        """
-        if not processes.alone:
-            self.received = (
-                int(processes.gather(np.array([self.received or 0], np.int64)).max()) or None
-            )
-
-    @contextlib.contextmanager
-    def deferred(self) -> Iterator[None]:
-        """Enter a block in which a signal waits for `check()`."""
-        self.check()
-        self._deferred = True
-        try:
-            yield
-        finally:
-            self._deferred = False
-        self.check()
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            os._exit(128 + number)
-        self.received = number
-        if not self._deferred:
-            raise Interrupted(number)
-
 
 # Seconds from the first step to the first line of progress, and between lines.
 _FIRST_LINE, _NEXT_LINE = 10, 30

@@ -26,8 +26,9 @@ from tfdml.models.embedder import untrained_batch_norm
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import build_components, calibrate, check_start, start_from, whitening
-from tfdml.training.callbacks import Interrupted, Interruption, TrainingMonitor
+from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
+from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.optimizers import averaged
 from tfdml.training.results import (
     Evaluator,

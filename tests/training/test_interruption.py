@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from tfdml.training.callbacks import SIGNALS, Interrupted, Interruption
+from tfdml.training.interruption import SIGNALS, Interrupted, Interruption
 from tfdml.training.workers import Processes
 
 
