@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml import pairs as pairs
     from tfdml import pairwise as pairwise
     from tfdml import report as report
+    from tfdml import results as results
     from tfdml import retrieval as retrieval
     from tfdml import training as training
     from tfdml.index import Index as Index

@@ -12,6 +12,7 @@ import functools
 import importlib
 import os
 import pathlib
+import pkgutil
 from unittest import mock
 
 import keras
@@ -40,13 +41,10 @@ def names() -> dict:
     found = {"keras": keras, "np": np, "os": os, "pathlib": pathlib, "tf": tf, "tfdml": tfdml}
     for package in (*PACKAGES, "objectives", "report", "retrieval", "training"):
         module = importlib.import_module(f"tfdml.{package}")
-        found.update(
-            {
-                name: value
-                for name, value in vars(module).items()
-                if not name.startswith("_") and name != "map"
-            }
-        )
+        modules = {part.name for part in pkgutil.iter_modules(module.__path__)}
+        for name in dir(module):
+            if not name.startswith("_") and name not in modules and name != "map":
+                found[name] = getattr(module, name)
     train, test = (_glyphs(split) for split in ("train", "test"))
     view = tfdml.data.TrainTransform("random_crop", resize=32, image_size=SIDE)
     embedder = _embedder()
