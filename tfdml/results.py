@@ -203,23 +203,23 @@ class RetrievalResults:
 
     Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
 
-    Attributes:
-        table: A `pyarrow.Table` with a row for each neighbor, nearest first: `query` and `id`
+    Args:
+        columns: Arrays by name, with a row for each neighbor, nearest first: `query` and `id`
             (names), `rank` from 1, `distance`; where something defines which are right, `relevant`
             and `num_relevant`, how many the gallery has for the query; and further columns, such as
-            `query_class` and `class`, the names. A query without neighbors has one row without
-            `id`.
+            `query_class` and `class`, the names. A query without neighbors has one row, whose `id`
+            is None.
 
     Example:
         >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
         ...     k=1)
-        >>> results.table["id"].to_pylist()
+        >>> results.column("id").tolist()
         ['1', '0', '3', '2']
         >>> results.column("relevant").tolist()
         [True, True, True, True]
     """
 
-    table: Any
+    columns: Mapping[str, np.ndarray]
 
     @classmethod
     def of_arrays(
@@ -238,24 +238,21 @@ class RetrievalResults:
             distances: (N, k).
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
         """
-        import pyarrow as pa
-
         mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(
             np.shape(ids)
         )
         mask[:, :1] = True
         query, place = np.nonzero(mask)
         table = {
-            "query": pa.array(np.array(query_ids, object)[query], pa.string()),
+            "query": np.array(query_ids, object)[query],
             "rank": place + 1,
+            "id": np.asarray(ids, object)[mask],
+            "distance": distances[mask],
         }
-        table |= {"id": pa.array(ids[mask], pa.string()), "distance": distances[mask]}
-        further = {name: np.asarray(values) for name, values in (columns or {}).items()}
-        return cls(
-            pa.table(
-                table | {name: v[mask] if v.ndim == 2 else v[query] for name, v in further.items()}
-            )
-        )
+        for name, values in (columns or {}).items():
+            column = np.asarray(values)
+            table[name] = column[mask] if column.ndim == 2 else column[query]
+        return cls(table)
 
     @classmethod
     def search(
@@ -358,19 +355,24 @@ class RetrievalResults:
     def within(self, max_distance: float) -> RetrievalResults:
         """Return the neighbors that are at most so far; a query that has none has one row, without
         `id`."""
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        near, table = pa.array(self.column("distance") <= max_distance), self.table
-        for name, nothing in (("id", pa.scalar(None, pa.string())), ("relevant", False)):
-            if name in table.column_names:
-                column = pc.if_else(near, table[name], nothing)
-                table = table.set_column(table.column_names.index(name), name, column)
-        return RetrievalResults(table.filter(pc.or_(near, pc.equal(table["rank"], 1))))
+        near = self.columns["distance"] <= max_distance
+        columns = {**self.columns, "id": np.where(near, self.columns["id"], None)}
+        if "relevant" in columns:
+            columns["relevant"] = near & columns["relevant"]
+        rows = near | (self.columns["rank"] == 1)
+        return RetrievalResults({name: column[rows] for name, column in columns.items()})
 
     def column(self, name: str) -> np.ndarray:
-        """Return a column of the table as an array."""
-        return self.table[name].to_numpy()
+        """Return a column of the table."""
+        return self.columns[name]
+
+    @property
+    def table(self) -> Any:
+        """The columns as a `pyarrow.Table`."""
+        import pyarrow as pa
+
+        names = {name: pa.array(self.columns[name], pa.string()) for name in ("query", "id")}
+        return pa.table({**self.columns, **names})
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the table atomically, as `.parquet` or `.csv`.

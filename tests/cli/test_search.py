@@ -38,7 +38,9 @@ def nearest(commands, folder, gallery, *flags):
         "search", f"--gallery={gallery}", queries, f"--out={path}", *flags
     )
     assert status == 0, errors
-    return RetrievalResults(read_table(path)), said
+    table = read_table(path)
+    columns = {name: table[name].to_numpy() for name in table.column_names}
+    return RetrievalResults(columns), said
 
 
 @pytest.mark.slow
