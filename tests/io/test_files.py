@@ -12,6 +12,7 @@ import tempfile
 import threading
 import types
 
+import psutil
 import pytest
 
 from tfdml.errors import UserError
@@ -229,7 +230,7 @@ def test_the_memory_of_the_machine_and_of_the_container_both_count(monkeypatch):
     contents = {}
     monkeypatch.setattr(files, "_content", lambda path: contents.get(path.rpartition("/")[2], ""))
     monkeypatch.setattr(
-        files.psutil, "virtual_memory", lambda: types.SimpleNamespace(available=4 * 2**20)
+        psutil, "virtual_memory", lambda: types.SimpleNamespace(available=4 * 2**20)
     )
     assert files.free_memory() == 4 * 2**20
     contents |= {"memory.max": "3000000\n", "memory.current": "2000000\n"}
