@@ -185,16 +185,21 @@ def compare_queries(
         0.5
     """
     runs = [*first, *second]
-    if difference := next(filter(None, (runs[0].difference_to(other) for other in runs[1:])), ""):
-        raise UserError(f"their queries are not the same: {difference}")
-    sides = [[run.values for run in side] for side in (first, second)]
-    classes = paired_differences(sides[0], sides[1], runs[0].labels)
+    for other in runs[1:]:
+        if difference := runs[0].difference_to(other):
+            raise UserError(f"their queries are not the same: {difference}")
+    ours = [run.values for run in first]
+    theirs = [run.values for run in second]
+    classes = paired_differences(ours, theirs, runs[0].labels)
     over_seeds = {}
-    if seeds and min(map(len, sides)) > 1:
+    if seeds and len(ours) > 1 and len(theirs) > 1:
         for name in classes:
-            ours, theirs = ([float(np.nanmean(values[name])) for values in side] for side in sides)
-            over_seeds[name] = seed_difference(ours, theirs)
+            over_seeds[name] = seed_difference(_means(ours, name), _means(theirs, name))
     return Differences(classes, over_seeds)
+
+
+def _means(runs: Sequence[Mapping[str, np.ndarray]], name: str) -> list[float]:
+    return [float(np.nanmean(values[name])) for values in runs]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -238,15 +243,15 @@ class RetrievalResults:
             distances: (N, k).
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
         """
-        mask = np.array([[name is not None for name in row] for row in ids], bool).reshape(
-            np.shape(ids)
-        )
+        names = np.asarray(ids, object)
+        mask = names != np.array(None)
         mask[:, :1] = True
-        query, place = np.nonzero(mask)
+        query, column_of = np.nonzero(mask)
+        queries = np.array(query_ids, object)
         table = {
-            "query": np.array(query_ids, object)[query],
-            "rank": place + 1,
-            "id": np.asarray(ids, object)[mask],
+            "query": queries[query],
+            "rank": column_of + 1,
+            "id": names[mask],
             "distance": distances[mask],
         }
         for name, values in (columns or {}).items():
@@ -290,32 +295,20 @@ class RetrievalResults:
             UserError: As `evaluate_retrieval`, or ids of another number.
         """
         if labels is not None and np.asarray(labels).dtype.kind in "UO":
-            sides = [
-                ids_or_names(side, np.size(side))
-                for side in (labels, gallery_labels)
-                if side is not None
-            ]
-            names, codes = np.unique(joined_labels(*sides), return_inverse=True)
-            labels, gallery_labels = (
-                codes[: len(labels)],
-                codes[len(labels) :] if len(sides) > 1 else None,
-            )
-            class_names = dict(enumerate(map(str, names)))
+            labels, gallery_labels, class_names = _numbered(labels, gallery_labels)
         has_truth = relevance is not None or labels is not None
-        relevance = relevance if has_truth else Relevance.lists([[]] * len(embeddings))
+        if not has_truth:
+            relevance = Relevance.lists([[]] * len(embeddings))
         task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-        queries = _names_of(query_ids, len(task.queries), "query_ids")
-        names = (
-            queries if gallery is None else _names_of(gallery_ids, len(task.gallery), "gallery_ids")
-        )
+        queries = names = _names_of(query_ids, len(task.queries), "query_ids")
+        if gallery is not None:
+            names = _names_of(gallery_ids, len(task.gallery), "gallery_ids")
         _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
         rows = np.concatenate(near)
         columns: dict[str, Any] = {}
         if has_truth:
-            columns |= {
-                "relevant": task.relevance.of(slice(None), rows) > 0,
-                "num_relevant": task.matches,
-            }
+            columns["relevant"] = task.relevance.of(slice(None), rows) > 0
+            columns["num_relevant"] = task.matches
         if task.labels is not None:
             columns["query_class"] = class_of_each(task.labels, class_names or {})
         targets = labels if gallery is None else gallery_labels
@@ -348,15 +341,22 @@ class RetrievalResults:
         """
         names = np.array(dataset.names, object)
         queries, gallery = dataset_roles(dataset)
-        ids = {} if gallery is None else {"gallery_ids": names[gallery]}
-        ids |= {"query_ids": names[queries], "class_names": dataset.class_names}
-        return cls.search(**dataset_protocol(embeddings, dataset), k=k, distance=distance, **ids)
+        return cls.search(
+            **dataset_protocol(embeddings, dataset),
+            k=k,
+            distance=distance,
+            query_ids=names[queries],
+            gallery_ids=None if gallery is None else names[gallery],
+            class_names=dataset.class_names,
+        )
 
     def within(self, max_distance: float) -> RetrievalResults:
         """Return the neighbors that are at most so far; a query that has none has one row, without
         `id`."""
         near = self.columns["distance"] <= max_distance
-        columns = {**self.columns, "id": np.where(near, self.columns["id"], None)}
+        ids = self.columns["id"].copy()
+        ids[~near] = None
+        columns = {**self.columns, "id": ids}
         if "relevant" in columns:
             columns["relevant"] = near & columns["relevant"]
         rows = near | (self.columns["rank"] == 1)
@@ -389,6 +389,16 @@ class RetrievalResults:
             raise UserError(f"{path}: neighbors are written as {', '.join(writers)}")
         with atomic_write(os.fspath(path)) as temporary:
             write(self.table, temporary)
+
+
+def _numbered(labels: Any, gallery_labels: Any) -> tuple[np.ndarray, Any, dict[int, str]]:
+    """Return ids in place of names of classes, and the name of each id."""
+    sides = [ids_or_names(labels, np.size(labels))]
+    if gallery_labels is not None:
+        sides.append(ids_or_names(gallery_labels, np.size(gallery_labels)))
+    names, ids = np.unique(joined_labels(*sides), return_inverse=True)
+    of_gallery = None if gallery_labels is None else ids[len(labels) :]
+    return ids[: len(labels)], of_gallery, dict(enumerate(map(str, names)))
 
 
 def _names_of(names: Any, count: int, what: str) -> np.ndarray:
