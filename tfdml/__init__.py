@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # so that type checkers and editors know what is in them
     from tfdml.registry import register as register
 else:  # where a type checker would take any name for one of the package
     __getattr__, __dir__ = imported_later(
-        __name__, {"Index": "tfdml.index", "register": "tfdml.registry"}
+        __name__, {"tfdml.index": ["Index"], "tfdml.registry": ["register"]}
     )
 
 if "keras" in sys.modules:  # then `keras.saving.load_model` finds our classes by name

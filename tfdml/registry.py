@@ -8,7 +8,7 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -197,19 +197,23 @@ def snake_case(name: str) -> str:
 
 
 def imported_later(
-    package: str, modules: Mapping[str, str]
+    package: str, parts: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the `__getattr__` and `__dir__` of a package that imports its parts on first use.
 
     Args:
         package: Its name.
-        modules: The module of each name that it offers besides its own modules.
+        parts: By module, the names that the package offers besides its own modules.
 
     Example:
-        >>> find, _ = imported_later("tfdml.retrieval", {"connect": "tfdml.retrieval.galleries"})
+        >>> find, _ = imported_later("tfdml.retrieval", {"tfdml.retrieval.galleries": ["connect"]})
         >>> find("connect").__name__
         'connect'
     """
+
+    modules: dict[str, str] = {}
+    for module, offered in parts.items():
+        modules.update(dict.fromkeys(offered, module))
 
     def find_attribute(name: str) -> Any:
         if name in modules:

@@ -16,7 +16,7 @@ from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.data import preparation
 from tfdml.data.catalog import SPLITS
-from tfdml.data.decoding import DECODER_LIMIT
+from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError
 from tfdml.expressions import parse_arguments
 from tfdml.flags import Effect, both, either, needs

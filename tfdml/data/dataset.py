@@ -19,17 +19,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.decoding import (
-    DECODER_LIMIT,
-    FOREIGN,
-    PNG,
-    WEBP,
-    Format,
-    decode_whole,
-    format_of,
-    narrow_fault,
-)
+from tfdml.data.decoding import FOREIGN, PNG, WEBP, Format, decode_whole, format_of, narrow_fault
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
+from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError, short_message
 from tfdml.labels import image_rows, integer_labels, true_or_false
 

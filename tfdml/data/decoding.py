@@ -10,13 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# TensorFlow's decoders hold at most 2^29 values, that is so many pixels of three.
-DECODER_LIMIT = 178_956_970
-# By default in a server, where an image takes up to ten bytes a pixel: 1 GB for the largest.
-SERVING_LIMIT = 100_000_000
-# A side may be this many times the other: enlarged until its shorter side fits, a line of pixels
-# would fill the memory.
-NARROWEST = 100
+from tfdml.data.limits import NARROWEST
+
 # Images of more pixels are decoded one at a time in a process, all others side by side.
 _LARGE = 2**25
 # As many pixels of a transparent image are blended at once.

@@ -41,7 +41,7 @@ def read_header(file: BinaryIO, kind: Format) -> Image.Image:
 
     Raises:
         PIL.Image.DecompressionBombError: It states more pixels than
-            `tfdml.data.decoding.DECODER_LIMIT`.
+            `tfdml.data.limits.DECODER_LIMIT`.
     """
     file.seek(0)
     return Image.open(file, formats=(kind.name,))

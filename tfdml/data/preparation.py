@@ -21,7 +21,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, ImageError, converted_images
-from tfdml.data.decoding import DECODER_LIMIT, decode_image, decode_whole, format_of
+from tfdml.data.decoding import decode_image, decode_whole, format_of
+from tfdml.data.limits import DECODER_LIMIT
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import (

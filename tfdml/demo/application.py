@@ -20,8 +20,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tfdml.data.dataset import ImageDataset, find_faults
-from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import EncodedImages
+from tfdml.data.limits import SERVING_LIMIT
 from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message

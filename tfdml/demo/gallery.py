@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data import load
-from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import FileImages
+from tfdml.data.limits import SERVING_LIMIT
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import (
     check_same_model,

@@ -17,8 +17,10 @@ else:
     __getattr__, __dir__ = imported_later(
         __name__,
         {
-            "embed": "tfdml.embeddings.compute",
-            "embed_batches": "tfdml.embeddings.compute",
-            "load_backend": "tfdml.embeddings.backends",
+            "tfdml.embeddings.backends": ("load_backend",),
+            "tfdml.embeddings.compute": (
+                "embed",
+                "embed_batches",
+            ),
         },
     )

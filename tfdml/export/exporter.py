@@ -15,8 +15,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
-from tfdml.data.decoding import SERVING_LIMIT
 from tfdml.data.images import VectorImages
+from tfdml.data.limits import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed

@@ -23,17 +23,9 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml import workarounds
-from tfdml.data.decoding import (
-    FOREIGN,
-    FORMATS,
-    NARROWEST,
-    SERVING_LIMIT,
-    decode_image,
-    header_size,
-    only,
-    starts_with,
-)
+from tfdml.data.decoding import FOREIGN, FORMATS, decode_image, header_size, only, starts_with
 from tfdml.data.images import as_written
+from tfdml.data.limits import NARROWEST, SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import locked, partial_folder, require_local, sweep

@@ -22,17 +22,22 @@ if TYPE_CHECKING:
     from tfdml.retrieval.reranking import fit_whitening as fit_whitening
     from tfdml.retrieval.reranking import k_reciprocal_neighbors as k_reciprocal_neighbors
 else:
-    _IN_GALLERIES = (
-        "SCHEMES",
-        "GalleryDatabase",
-        "Neighbors",
-        "connect",
-        "index_embeddings",
-        "is_gallery",
-    )
-    _IN_RERANKING = ("Whitening", "expand_queries", "fit_whitening", "k_reciprocal_neighbors")
     __getattr__, __dir__ = imported_later(
         __name__,
-        dict.fromkeys(_IN_GALLERIES, "tfdml.retrieval.galleries")
-        | dict.fromkeys(_IN_RERANKING, "tfdml.retrieval.reranking"),
+        {
+            "tfdml.retrieval.galleries": (
+                "SCHEMES",
+                "GalleryDatabase",
+                "Neighbors",
+                "connect",
+                "index_embeddings",
+                "is_gallery",
+            ),
+            "tfdml.retrieval.reranking": (
+                "Whitening",
+                "expand_queries",
+                "fit_whitening",
+                "k_reciprocal_neighbors",
+            ),
+        },
     )

@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from tfdml.training.trainer import train as train
     from tfdml.training.workers import ClassParallel as ClassParallel
 else:
-    _IN_OPTIMIZERS = (
-        "PyTorchAdam",
-        "PyTorchAdamW",
-        "averaged",
-        "build_optimizer",
-        "rate_schedule",
-        "step_schedule",
-    )
     __getattr__, __dir__ = imported_later(
         __name__,
         {
-            **dict.fromkeys(_IN_OPTIMIZERS, "tfdml.training.optimizers"),
-            "RunFolder": "tfdml.training.checkpoints",
-            "TrainingRun": "tfdml.training.results",
-            "Experiment": "tfdml.training.settings",
-            "train": "tfdml.training.trainer",
-            "ClassParallel": "tfdml.training.workers",
+            "tfdml.training.checkpoints": ("RunFolder",),
+            "tfdml.training.optimizers": (
+                "PyTorchAdam",
+                "PyTorchAdamW",
+                "averaged",
+                "build_optimizer",
+                "rate_schedule",
+                "step_schedule",
+            ),
+            "tfdml.training.results": ("TrainingRun",),
+            "tfdml.training.settings": ("Experiment",),
+            "tfdml.training.trainer": ("train",),
+            "tfdml.training.workers": ("ClassParallel",),
         },
     )
