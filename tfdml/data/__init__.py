@@ -4,6 +4,50 @@ from typing import TYPE_CHECKING
 
 from tfdml.registry import imported_later
 
+_PARTS = {
+    "tfdml.data.catalog": (
+        "load",
+        "names",
+    ),
+    "tfdml.data.dataset": (
+        "ImageDataset",
+        "PairList",
+        "explain_failure",
+    ),
+    "tfdml.data.decoding": ("decode_image",),
+    "tfdml.data.images": (
+        "ArrayImages",
+        "EncodedImages",
+        "FileImages",
+        "VectorImages",
+    ),
+    "tfdml.data.pipeline": (
+        "class_balanced",
+        "evaluation_batches",
+        "training_batches",
+    ),
+    "tfdml.data.policies": (
+        "Policy",
+        "Step",
+    ),
+    "tfdml.data.preparation": ("prepare",),
+    "tfdml.data.sampling": (
+        "ArrayBatches",
+        "ClassBalancedSampler",
+        "HierarchicalSampler",
+        "NeighborSampler",
+        "PairSampler",
+        "Sampler",
+        "Share",
+        "ShuffleSampler",
+        "WholeClassSampler",
+    ),
+    "tfdml.data.transforms": (
+        "EvaluationTransform",
+        "TrainTransform",
+    ),
+}
+
 if TYPE_CHECKING:
     from tfdml.data.catalog import load as load
     from tfdml.data.catalog import names as names
@@ -33,49 +77,4 @@ if TYPE_CHECKING:
     from tfdml.data.transforms import EvaluationTransform as EvaluationTransform
     from tfdml.data.transforms import TrainTransform as TrainTransform
 else:
-    __getattr__, __dir__ = imported_later(
-        __name__,
-        {
-            "tfdml.data.catalog": (
-                "load",
-                "names",
-            ),
-            "tfdml.data.dataset": (
-                "ImageDataset",
-                "PairList",
-                "explain_failure",
-            ),
-            "tfdml.data.decoding": ("decode_image",),
-            "tfdml.data.images": (
-                "ArrayImages",
-                "EncodedImages",
-                "FileImages",
-                "VectorImages",
-            ),
-            "tfdml.data.pipeline": (
-                "class_balanced",
-                "evaluation_batches",
-                "training_batches",
-            ),
-            "tfdml.data.policies": (
-                "Policy",
-                "Step",
-            ),
-            "tfdml.data.preparation": ("prepare",),
-            "tfdml.data.sampling": (
-                "ArrayBatches",
-                "ClassBalancedSampler",
-                "HierarchicalSampler",
-                "NeighborSampler",
-                "PairSampler",
-                "Sampler",
-                "Share",
-                "ShuffleSampler",
-                "WholeClassSampler",
-            ),
-            "tfdml.data.transforms": (
-                "EvaluationTransform",
-                "TrainTransform",
-            ),
-        },
-    )
+    __getattr__, __dir__ = imported_later(__name__, _PARTS)

@@ -9,18 +9,17 @@ from tfdml.embeddings.files import ImageTable as ImageTable
 from tfdml.embeddings.files import read_embeddings as read_embeddings
 from tfdml.registry import imported_later
 
+_PARTS = {
+    "tfdml.embeddings.backends": ("load_backend",),
+    "tfdml.embeddings.compute": (
+        "embed",
+        "embed_batches",
+    ),
+}
+
 if TYPE_CHECKING:
     from tfdml.embeddings.backends import load_backend as load_backend
     from tfdml.embeddings.compute import embed as embed
     from tfdml.embeddings.compute import embed_batches as embed_batches
 else:
-    __getattr__, __dir__ = imported_later(
-        __name__,
-        {
-            "tfdml.embeddings.backends": ("load_backend",),
-            "tfdml.embeddings.compute": (
-                "embed",
-                "embed_batches",
-            ),
-        },
-    )
+    __getattr__, __dir__ = imported_later(__name__, _PARTS)

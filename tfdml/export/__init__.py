@@ -8,6 +8,27 @@ from typing import TYPE_CHECKING
 
 from tfdml.registry import imported_later
 
+_PARTS = {
+    "tfdml.export.conversion": (
+        "convert_litert",
+        "convert_onnx",
+    ),
+    "tfdml.export.exporter": (
+        "ExportOptions",
+        "export_model",
+        "export_run",
+    ),
+    "tfdml.export.retriever": (
+        "Gallery",
+        "Retriever",
+        "SearchResult",
+    ),
+    "tfdml.export.saved_model": (
+        "export_saved_model",
+        "write_saved_model",
+    ),
+}
+
 if TYPE_CHECKING:
     from tfdml.export.conversion import convert_litert as convert_litert
     from tfdml.export.conversion import convert_onnx as convert_onnx
@@ -20,26 +41,4 @@ if TYPE_CHECKING:
     from tfdml.export.saved_model import export_saved_model as export_saved_model
     from tfdml.export.saved_model import write_saved_model as write_saved_model
 else:
-    __getattr__, __dir__ = imported_later(
-        __name__,
-        {
-            "tfdml.export.conversion": (
-                "convert_litert",
-                "convert_onnx",
-            ),
-            "tfdml.export.exporter": (
-                "ExportOptions",
-                "export_model",
-                "export_run",
-            ),
-            "tfdml.export.retriever": (
-                "Gallery",
-                "Retriever",
-                "SearchResult",
-            ),
-            "tfdml.export.saved_model": (
-                "export_saved_model",
-                "write_saved_model",
-            ),
-        },
-    )
+    __getattr__, __dir__ = imported_later(__name__, _PARTS)

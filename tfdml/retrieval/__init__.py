@@ -10,6 +10,23 @@ from tfdml.retrieval.exact import confusable_classes as confusable_classes
 from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
 
+_PARTS = {
+    "tfdml.retrieval.galleries": (
+        "SCHEMES",
+        "GalleryDatabase",
+        "Neighbors",
+        "connect",
+        "index_embeddings",
+        "is_gallery",
+    ),
+    "tfdml.retrieval.reranking": (
+        "Whitening",
+        "expand_queries",
+        "fit_whitening",
+        "k_reciprocal_neighbors",
+    ),
+}
+
 if TYPE_CHECKING:
     from tfdml.retrieval.galleries import SCHEMES as SCHEMES
     from tfdml.retrieval.galleries import GalleryDatabase as GalleryDatabase
@@ -22,22 +39,4 @@ if TYPE_CHECKING:
     from tfdml.retrieval.reranking import fit_whitening as fit_whitening
     from tfdml.retrieval.reranking import k_reciprocal_neighbors as k_reciprocal_neighbors
 else:
-    __getattr__, __dir__ = imported_later(
-        __name__,
-        {
-            "tfdml.retrieval.galleries": (
-                "SCHEMES",
-                "GalleryDatabase",
-                "Neighbors",
-                "connect",
-                "index_embeddings",
-                "is_gallery",
-            ),
-            "tfdml.retrieval.reranking": (
-                "Whitening",
-                "expand_queries",
-                "fit_whitening",
-                "k_reciprocal_neighbors",
-            ),
-        },
-    )
+    __getattr__, __dir__ = imported_later(__name__, _PARTS)

@@ -7,6 +7,22 @@ from typing import TYPE_CHECKING
 
 from tfdml.registry import imported_later
 
+_PARTS = {
+    "tfdml.training.checkpoints": ("RunFolder",),
+    "tfdml.training.optimizers": (
+        "PyTorchAdam",
+        "PyTorchAdamW",
+        "averaged",
+        "build_optimizer",
+        "rate_schedule",
+        "step_schedule",
+    ),
+    "tfdml.training.results": ("TrainingRun",),
+    "tfdml.training.settings": ("Experiment",),
+    "tfdml.training.trainer": ("train",),
+    "tfdml.training.workers": ("ClassParallel",),
+}
+
 if TYPE_CHECKING:
     from tfdml.training.checkpoints import RunFolder as RunFolder
     from tfdml.training.optimizers import PyTorchAdam as PyTorchAdam
@@ -20,21 +36,4 @@ if TYPE_CHECKING:
     from tfdml.training.trainer import train as train
     from tfdml.training.workers import ClassParallel as ClassParallel
 else:
-    __getattr__, __dir__ = imported_later(
-        __name__,
-        {
-            "tfdml.training.checkpoints": ("RunFolder",),
-            "tfdml.training.optimizers": (
-                "PyTorchAdam",
-                "PyTorchAdamW",
-                "averaged",
-                "build_optimizer",
-                "rate_schedule",
-                "step_schedule",
-            ),
-            "tfdml.training.results": ("TrainingRun",),
-            "tfdml.training.settings": ("Experiment",),
-            "tfdml.training.trainer": ("train",),
-            "tfdml.training.workers": ("ClassParallel",),
-        },
-    )
+    __getattr__, __dir__ = imported_later(__name__, _PARTS)
