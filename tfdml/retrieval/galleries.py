@@ -392,7 +392,8 @@ def connect(uri: str) -> GalleryDatabase:
 
     Example:
         >>> import tempfile, numpy as np
-        >>> with tempfile.TemporaryDirectory() as folder, connect(f"lancedb://{folder}/cars") as gallery:
+        >>> with tempfile.TemporaryDirectory() as folder,
+        ...     connect(f"lancedb://{folder}/cars") as gallery:
         ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"class": ["bus",
         ...     "coupe"]})
         ...     neighbors = gallery.search(np.array([[0.9, 0.1]]), k=1)
