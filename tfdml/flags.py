@@ -111,10 +111,10 @@ def needs(flag: str, *values: Any) -> Effect:
     set at all.
 
     Example:
-        >>> needs("sampling",
-        ...     "shuffle").holds({"sampling": "hierarchical"}),
-        ...     needs("clip_norm").holds({"clip_norm": 1})
-        (False, True)
+        >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"})
+        False
+        >>> needs("clip_norm").holds({"clip_norm": 1})
+        True
     """
     if not values:
         return Effect(lambda flags: bool(flags[flag]), f"--{flag}")
