@@ -123,7 +123,7 @@ def require_classes(labels: np.ndarray, use: str) -> None:
     Example:
         >>> require_classes(np.zeros(12, np.int64), "training")
         Traceback (most recent call last):
-        tfdml.errors.UserError: training needs images of two classes or more; all 12 are of class 0: ...
+        tfdml.errors.UserError: training needs images of two classes or more; all ... class 0: ...
     """
     if len(labels) and (labels == labels[0]).all():
         count = f"all {len(labels)} are of class {labels[0]}"
