@@ -8,7 +8,13 @@ import pytest
 
 from tests.evaluation.rankings import METRICS, slow
 from tfdml.errors import UserError
-from tfdml.evaluation import class_embeddings, evaluate_views, evaluate_zero_shot
+from tfdml.evaluation import (
+    CentroidClassifier,
+    KNNClassifier,
+    class_embeddings,
+    evaluate_views,
+    evaluate_zero_shot,
+)
 from tfdml.evaluation.intervals import confidence_intervals
 
 
@@ -120,3 +126,48 @@ def test_zero_shot_accuracy_is_that_of_the_largest_cosines():
         hits = (order[:, :k] == labels[:, None]).any(axis=1)
         assert result[f"accuracy@{k}"] == pytest.approx(hits.mean())
         assert result["intervals"][f"accuracy@{k}"].mean == pytest.approx(hits.mean())
+
+
+def warnings_of(function, caplog):
+    caplog.clear()
+    function()
+    return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_classes_with_one_vector_or_none_are_named(caplog):
+    """As of a name that is there twice, of capitals that a tokenizer drops, and of templates that
+    cancel."""
+    vectors = {"cat": [1.0, 0.0], "dog": [0.0, 1.0], "not dog": [0.0, -1.0]}
+
+    def embed_texts(texts):
+        return [vectors[text.lower()] for text in texts]
+
+    names = ["Cat", "cat", "dog"]
+    classes = class_embeddings(embed_texts, names)
+
+    def measure():
+        return evaluate_zero_shot(np.eye(2), [1, 2], classes, class_names=names, intervals=None)
+
+    (message,) = warnings_of(measure, caplog)
+    assert message.startswith("1 of 3 vectors equal one of another class")
+    assert "'cat (row 1)', which equals 'Cat (row 0)'" in message
+    assert measure()["accuracy@1"] == 0.5  # the second cat is never answered
+    vectors["not cat"] = [1.0, 1e-9]
+    canceled = class_embeddings(embed_texts, ["cat", "dog"], ["{}", "not {}"])
+    (message,) = warnings_of(lambda: evaluate_zero_shot(np.eye(2), [0, 1], canceled), caplog)
+    assert message.startswith("1 of 2 vectors have length 0, the first is of class 1")
+    distinct = class_embeddings(embed_texts, ["cat", "dog"])
+    assert not warnings_of(lambda: evaluate_zero_shot(np.eye(2), [0, 1], distinct), caplog)
+
+
+def test_every_classifier_names_what_it_cannot_tell_apart(caplog):
+    x, names = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 0.0]]), ["a", "b", "c"]
+    for make in (KNNClassifier, CentroidClassifier):
+        twin, zero = warnings_of(lambda make=make: make(x, names, distance="cosine"), caplog)
+        assert "'b', which equals 'a'" in twin
+        assert "length 0, the first is of class 'c'" in zero
+        assert not warnings_of(lambda make=make: make(x, names, distance="euclidean"), caplog)
+    classifier = KNNClassifier(x[:1], names[:1], distance="cosine")
+    assert len(warnings_of(lambda: classifier.add(x[1:2], names[1:2]), caplog)) == 1
+    # Those that were there are not said again, nor are images of one class.
+    assert not warnings_of(lambda: classifier.add([[0.0, 1.0]] * 2, ["d", "d"]), caplog)

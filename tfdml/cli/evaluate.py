@@ -469,7 +469,9 @@ def _zero_shot(split: _Split) -> _Measures:
     classes = evaluation.class_embeddings(split.source.embed_texts, names, flags.templates)
     intervals = None if flags.intervals == "none" else flags.intervals
     rows = np.searchsorted(images.classes, images.labels)
-    result = evaluation.evaluate_zero_shot(split.embeddings, rows, classes, intervals=intervals)
+    result = evaluation.evaluate_zero_shot(
+        split.embeddings, rows, classes, class_names=names, intervals=intervals
+    )
     _print_metrics(result)
     labels, text_labels = split.items.connected()
     searched = {"gallery": split.embeddings, "gallery_labels": labels}

@@ -535,6 +535,50 @@ def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
     return regression.X_thresholds_, regression.y_thresholds_
 
 
+def warn_of_indistinct(
+    vectors: np.ndarray, classes: np.ndarray, distance: str, *, first: int = 0
+) -> None:
+    """Warn of vectors that cannot stand for a class: equal ones of two classes, and those without a
+    direction.
+
+    Of two equal vectors the later is never the nearest alone. A vector of length 0 has one cosine,
+    or product, with every query.
+
+    Args:
+        vectors: (N, d) float32 that queries are compared with.
+        classes: (N,) the class of each, an id or a name.
+        distance: What they are compared by.
+        first: The row from which on the vectors are new.
+
+    Example:
+        >>> warn_of_indistinct(np.eye(2, dtype=np.float32), np.array(["cat", "dog"]), "cosine")
+    """
+    points = unit_rows(vectors) if distance == "cosine" else vectors
+    # Without the sign of zeros, which are equal.
+    points = np.asarray(points, np.float32) + np.float32(0)
+    keys = np.array([hash(point.tobytes()) for point in points], np.int64)
+    _, starts, places = np.unique(keys, return_index=True, return_inverse=True)
+    earlier, new = starts[places], np.arange(len(points)) >= first
+    is_zero = ~points.any(axis=1) & (distance in ("cosine", "dot"))
+    twins = np.flatnonzero(new & ~is_zero & (classes != classes[earlier]))
+    # The keys of others may be equal.
+    twins = twins[np.all(points[twins] == points[earlier[twins]], axis=1)]
+    if len(twins):
+        later, sooner = classes[[twins[0], earlier[twins[0]]]].tolist()
+        logging.warning(
+            "%d of %d vectors equal one of another class, the first is %r, which equals %r: of the "
+            "two classes only one is answered; join them, or tell them apart",
+            *(len(twins), len(points), later, sooner),
+        )
+    zeros = np.flatnonzero(new & is_zero)
+    if len(zeros):
+        logging.warning(
+            "%d of %d vectors have length 0, the first is of class %r: no query is near to it "
+            "rather than to others; leave it out, or embed it from something else",
+            *(len(zeros), len(points), *classes[zeros[:1]].tolist()),
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Predictions:
     """What a classifier answers for each query.
@@ -625,11 +669,12 @@ class KNNClassifier:
         """
         embeddings = check_embeddings(embeddings)
         check_dimensions(embeddings, self.embeddings)
+        present = len(self.labels)
         self.labels = joined_labels(self.labels, ids_or_names(labels, len(embeddings)))
         self.embeddings = np.concatenate([self.embeddings, embeddings])
         if self._calibration is not None:
             self._calibration.for_searches(self.distance, len(self.labels))
-        self._update()
+        self._update(present)
 
     @property
     def unknown(self) -> Any:
@@ -674,8 +719,10 @@ class KNNClassifier:
         labels = np.where(known, self._names[closed], self.unknown)
         return Predictions(labels, self._names[closed], distances, confidences)
 
-    def _update(self) -> None:
+    def _update(self, present: int) -> None:
+        """Find the classes, and check the vectors beyond those that were present before."""
         self._names, self._places = np.unique(self.labels, return_inverse=True)
+        warn_of_indistinct(self.embeddings, self.labels, self.distance, first=present)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Place of the class, distance and confidence of each query."""
@@ -748,14 +795,15 @@ class CentroidClassifier(KNNClassifier):
             embeddings, labels, distance=distance, temperature=temperature, threshold=threshold
         )
 
-    def _update(self) -> None:
-        super()._update()
+    def _update(self, present: int) -> None:
+        self._names, self._places = np.unique(self.labels, return_inverse=True)
         points = (
             unit_rows(self.embeddings) if self.distance in ("cosine", "dot") else self.embeddings
         )
         sums = np.zeros((len(self._names), points.shape[1]))
         np.add.at(sums, self._places, points)
         self.centers = (sums / np.bincount(self._places)[:, None]).astype(np.float32)
+        warn_of_indistinct(self.centers, self._names, self.distance)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         rows, distances = nearest_neighbors(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.errors import UserError
+from tfdml.evaluation.classification import warn_of_indistinct
 from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import evaluate_retrieval
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 #: The K of Recall@K across views, where there are as many images and texts.
 VIEW_KS = (1, 5, 10)
+# The components of a mean of unit vectors below which it is no more than their rounding.
+_ROUNDING = 1e-6
 _NAMES = ("image_labels", "text_labels")
 
 
@@ -209,7 +212,7 @@ def class_embeddings(
             al., 2021, CLIP).
 
     Returns:
-        (C, d) float32 of length 1.
+        (C, d) float32 of length 1; of length 0 where the texts of a class cancel one another.
 
     Raises:
         UserError: There is no class or no template, a name is empty, or a template has no place for
@@ -229,7 +232,10 @@ def class_embeddings(
         )
     texts = [template.replace("{}", name) for name in class_names for template in templates]
     vectors = unit_rows(check_embeddings(embed_texts(texts), "text embeddings"))
-    return unit_rows(vectors.reshape(len(class_names), len(templates), -1).mean(axis=1))
+    means = vectors.reshape(len(class_names), len(templates), -1).mean(axis=1)
+    # What is left of templates that cancel is rounding, and no direction.
+    means[np.abs(means).max(axis=1) < _ROUNDING] = 0.0
+    return unit_rows(means)
 
 
 def evaluate_zero_shot(
@@ -237,16 +243,20 @@ def evaluate_zero_shot(
     labels: Any,
     classes: Any,
     *,
+    class_names: Sequence[str] | None = None,
     ks: Sequence[int] = (1, 5),
     intervals: str | None = "classes",
 ) -> dict[str, Any]:
     """Measures classification of images by the nearest text of a class, without training on the
     classes.
 
+    Classes with one vector, and those with a vector of length 0, are counted in a warning.
+
     Args:
         images: (N, d) embeddings of the images.
         labels: (N,) the row of each image's class in `classes`.
         classes: (C, d) the vector of each class, as `class_embeddings` returns them.
+        class_names: The name of each class, for the warnings; by default its row.
         ks: The K of top-K accuracy.
         intervals: As `evaluate_retrieval`.
 
@@ -266,6 +276,10 @@ def evaluate_zero_shot(
     if labels.size and not (labels.min() >= 0 and labels.max() < len(classes)):
         ends = f"{labels.min()} to {labels.max()}"
         raise UserError(f"labels must be rows of `classes`, 0 to {len(classes) - 1}; got {ends}")
+    rows = list(range(len(classes)))
+    # Made distinct, as two classes may have one name.
+    titles = [f"{name} (row {row})" for row, name in enumerate(class_names or ())]
+    warn_of_indistinct(classes, np.asarray(titles or rows), "cosine")
     depths = ks_within(ks, len(classes))
     options: dict[str, Any] = {
         "ks": depths,
@@ -273,7 +287,7 @@ def evaluate_zero_shot(
         "distance": "cosine",
         "intervals": intervals,
     }
-    result = evaluate_retrieval(images, labels, classes, np.arange(len(classes)), **options)
+    result = evaluate_retrieval(images, labels, classes, rows, **options)
     renamed = {f"accuracy@{k}": result[f"recall@{k}"] for k in depths}
     if intervals:
         renamed["intervals"] = {f"accuracy@{k}": result["intervals"][f"recall@{k}"] for k in depths}

@@ -23,6 +23,7 @@ from tfdml.embeddings.files import ImageTable, check_same_model, class_of_each
 from tfdml.embeddings.model_card import CARD, card_of, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
+from tfdml.evaluation.classification import warn_of_indistinct
 from tfdml.export import saved_model
 from tfdml.export.exporter import choose_calibration
 from tfdml.export.saved_model import SIGNATURES, quiet, refuse
@@ -299,6 +300,9 @@ class Retriever:
                 backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1],
                 model,
             )
+            named = np.array([bool(name) for name in gallery.classes])
+            classes = np.asarray(gallery.classes, str)[named]
+            warn_of_indistinct(gallery.embeddings[named], classes, "euclidean")
             threshold = _calibration(calibration, gallery, about, report)
             columns = gallery.columns()
             columns |= {} if threshold is None else {"threshold": np.float32(threshold.threshold)}
