@@ -7,6 +7,7 @@ images, and has finite values and gradients for duplicates, zero vectors and emp
 import functools
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,6 +18,43 @@ from tfdml.labels import as_array, merging, numbered, whole_numbers, wrong_shape
 
 # The share of |x|^2 + |y|^2 from which on |x - y|^2 is that of float32 products, to about 1e-4.
 _OF_PRODUCTS = 2.0**-10
+
+
+def refuse_outside(numbers: Any, count: int, message: str, kind: str) -> None:
+    """Refuse integers outside 0 .. `count` - 1: at once where their values are known, else when the
+    graph runs.
+
+    Neither is possible with `jit_compile=True`, as XLA leaves TensorFlow's assertions out, nor in a
+    program of JAX, where a check would have every step wait for the host.
+
+    Args:
+        numbers: Integers of any shape.
+        count: How many numbers there are to choose from.
+        message: What is wrong, and what to do about it.
+        kind: What each number is, to name the first that is outside.
+
+    Raises:
+        UserError: One is outside. (With the same message, `tf.errors.InvalidArgumentError` in a
+            graph.)
+
+    Example:
+        >>> refuse_outside([0, 7], 5, "token ids must be below 5", "id")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: token ids must be below 5; got id 7
+    """
+    try:
+        values = np.asarray(ops.convert_to_numpy(numbers))
+    except Exception:  # each backend has its own type for a tensor without values
+        # Of TensorFlow whatever the backend is: so are the batches of a tf.data.Dataset.
+        if type(numbers).__module__.startswith("tensorflow"):
+            import tensorflow as tf
+
+            inside = tf.logical_and(numbers >= 0, numbers < count)
+            tf.debugging.Assert(tf.reduce_all(inside), [message, kind, numbers], summarize=8)
+        return
+    outside = values[(values < 0) | (values >= count)]
+    if outside.size:
+        raise UserError(f"{message}; got {kind} {outside[0]}")
 
 
 def as_labels(labels, rows=False):

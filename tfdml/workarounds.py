@@ -33,6 +33,14 @@ def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     return operation, operation._inbound_nodes[node].input_tensors
 
 
+def inputs_of(layer: Any) -> list:
+    """Return the symbolic tensors that a layer was called with.
+
+    Keras 3.15: `layer.input` is refused where there were several calls.
+    """
+    return tree.flatten([node.input_tensors for node in layer._inbound_nodes])
+
+
 def forget_layout(variable: keras.Variable) -> None:
     """Let a variable live on one device, after JAX's processes have parted.
 

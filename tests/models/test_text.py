@@ -193,3 +193,47 @@ def test_what_does_not_fit_is_refused_or_truncated_as_asked():
     both.compile("adam")
     with pytest.raises(UserError, match=r"images must have shape \(N, 24\)"):
         both.fit({**inputs, "text": inputs["text"][:, :5]}, labels)
+
+
+@pytest.mark.parametrize("unknown", [-1, 256])
+def test_token_ids_beyond_the_vocabulary_are_refused_at_every_entrance(unknown):
+    model, (labels, inputs) = learner(losses.ContrastiveLoss()), batch()
+    tower = model.towers["text"]
+    model.compile("sgd")
+    assert tower.vocabulary_size == 256
+    # In the last row, which no look at the first ones would meet.
+    tokens = np.tile(inputs["text"], (20, 1))
+    tokens[-1, 0] = unknown
+    x = {"image": np.tile(inputs["image"], (20, 1, 1, 1)), "text": tokens}
+    y = np.tile(labels, 20)
+    batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(len(y))
+    entrances = [
+        lambda: tower.predict(tokens, verbose=0),
+        lambda: tower.predict_on_batch(tokens),
+        lambda: tower(tokens),
+        lambda: model.fit(x, y, verbose=0),
+        lambda: model.evaluate(x, y, verbose=0),
+        lambda: model.train_on_batch(x, y),
+        lambda: model.fit(batches, verbose=0),
+    ]
+    for entrance in entrances:
+        with pytest.raises(
+            (UserError, tf.errors.InvalidArgumentError), match="must be 0 to 255, the vocabulary"
+        ):
+            entrance()
+
+
+def test_the_vocabulary_is_that_of_the_tokens_not_of_positions_and_segments():
+    tokens = keras.Input((4,), dtype="int32")
+    x = keras.layers.Embedding(30, 2)(tokens)
+    x = x + keras.layers.Embedding(4, 2)(keras.ops.zeros_like(tokens))
+    encoder = keras.Model(tokens, x)
+    assert TextEmbedder(encoder, embedding_dim=2).vocabulary_size == 30
+
+
+def test_views_without_labels_are_refused_for_want_of_labels():
+    model, (_, inputs) = learner(losses.ContrastiveLoss()), batch()
+    model.compile("sgd")
+    for entrance in (model.fit, model.evaluate, model.train_on_batch, model.test_on_batch):
+        with pytest.raises(UserError, match="learns from integer labels, one for each item"):
+            entrance(inputs)

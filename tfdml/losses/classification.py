@@ -3,12 +3,10 @@ class."""
 
 import math
 
-import numpy as np
 from keras import ops
 
 from tfdml import pairwise, replicas
 from tfdml.arguments import integer, number
-from tfdml.errors import UserError
 from tfdml.losses.base import LabeledLoss, check_rank, nan_if_any
 from tfdml.registry import register
 
@@ -19,13 +17,10 @@ def target_mask(labels, num_classes):
 
 
 def refuse_unknown_classes(labels, num_classes, name):
-    """Refuse labels outside 0 .. C - 1: at once where their values are known, else when the graph
-    runs.
+    """Refuse labels outside 0 .. C - 1, as `tfdml.pairwise.refuse_outside`.
 
-    The value is NaN where neither is possible: with `jit_compile=True`, as XLA leaves TensorFlow's
-    assertions out, and in a program of JAX, where a check would have every step wait for the host.
-    `MetricLearner.fit` and `evaluate` refuse labels there too, of arrays and of a
-    `tf.data.Dataset`.
+    The value is NaN where that is not possible. `MetricLearner.fit` and `evaluate` refuse labels
+    there too, of arrays and of a `tf.data.Dataset`.
 
     Args:
         labels: (B,) integers.
@@ -46,20 +41,7 @@ def refuse_unknown_classes(labels, num_classes, name):
         "measure retrieval with tfdml.callbacks.RetrievalEvaluation(x, y) in place of "
         "validation_data"
     )
-
-    try:
-        classes = np.asarray(ops.convert_to_numpy(labels))
-    except Exception:  # each backend has its own type for a tensor without values
-        # Of TensorFlow whatever the backend is: so are the batches of a tf.data.Dataset.
-        if type(labels).__module__.startswith("tensorflow"):
-            import tensorflow as tf
-
-            inside = tf.logical_and(labels >= 0, labels < num_classes)
-            tf.debugging.Assert(tf.reduce_all(inside), [message, "Labels:", labels], summarize=8)
-        return
-    outside = classes[(classes < 0) | (classes >= num_classes)]
-    if outside.size:
-        raise UserError(f"{message}; got label {outside[0]}")
+    pairwise.refuse_outside(labels, num_classes, message, "label")
 
 
 class ClassSimilarityLoss(LabeledLoss):

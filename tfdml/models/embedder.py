@@ -134,8 +134,8 @@ def first_batch(x: Any) -> tuple:
         batch = next(iter(x.take(1)), tuple(spec))
     elif isinstance(x, keras.utils.PyDataset):
         batch = x[0]
-    elif hasattr(x, "shape"):
-        return (ops.convert_to_numpy(x[:_COUNT]),)
+    elif hasattr(x, "shape") or isinstance(x, dict):
+        return (x,)
     else:
         return ()
     parts = batch if isinstance(batch, tuple | list) else (batch,)
@@ -174,7 +174,10 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
         )
         expected_shape = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
         raise UserError(f"images must have shape ({expected_shape}), not {tuple(shape)}{advice}")
-    if not embedder.warns_of_small_pixels or hasattr(images, "is_compatible_with"):
+    if hasattr(images, "is_compatible_with"):
+        return
+    embedder.check_values(images)
+    if not embedder.warns_of_small_pixels:
         return
     pixels = _as_numpy(images[:_COUNT])
     least, largest = (float(of(pixels, initial=0)) for of in (np.min, np.max))
@@ -355,6 +358,9 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         """Return the embeddings of one batch of images, as NumPy (B, d)."""
         check_images(self, next(iter(first_batch(x)), None))
         return super().predict_on_batch(x)
+
+    def check_values(self, images) -> None:
+        """Refuse values that it has no embedding of; by default none."""
 
     def _pooling_layer(self) -> Any:
         """Return the layer from the feature map to its pooled features; None where the backbone has

@@ -24,6 +24,7 @@ from tfdml.models.embedder import (
     untrained_batch_norm,
 )
 from tfdml.models.inference import never_ends, represent_batches
+from tfdml.models.text import TextEmbedder
 from tfdml.objectives import InstanceLoss, MetricLoss, Objective, ProxyLoss
 from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import Pairs, Scope
@@ -539,8 +540,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         check_images(self.embedder, images, stacklevel=4)
         if labels is None:
             raise UserError(
-                "MetricLearner learns from integer labels, one for each image: give (images, "
-                "labels)"
+                "MetricLearner learns from integer labels, one for each item: give (images, labels)"
             )
         if not hasattr(labels, "is_compatible_with"):
             # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
@@ -591,18 +591,21 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             refuse_unknown_classes(classes, objective.num_classes, objective.name)
 
     def _with_checked_classes(self, batches):
-        """Return the same `tf.data.Dataset`, which refuses labels without a proxy, whatever
-        compiles the steps."""
+        """Return the same `tf.data.Dataset`, which refuses labels without a proxy and unknown
+        tokens, whatever compiles the steps."""
         pairs = (
             isinstance(getattr(batches, "element_spec", None), tuple)
             and len(batches.element_spec) == 2
         )
         # A data set that is distributed already takes no map.
-        if not self._with_classes or not pairs or not hasattr(batches, "map"):
+        texts = [view for view, tower in self.towers.items() if isinstance(tower, TextEmbedder)]
+        if not (self._with_classes or texts) or not pairs or not hasattr(batches, "map"):
             return batches
 
         def check(images, labels):
             self._check_classes(labels)
+            for view in texts:
+                self.towers[view].check_values(images[view])
             return images, labels
 
         return batches.map(check)

@@ -10,9 +10,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfdml import workarounds
 from tfdml.arguments import boolean, integer, one_of
 from tfdml.errors import UserError, user_errors
 from tfdml.models.embedder import Embedder, Head
+from tfdml.pairwise import refuse_outside
 from tfdml.saving import SavedByArguments, restore
 
 _LOGGER = logging.getLogger(__name__)
@@ -90,7 +92,9 @@ class TextEmbedder(Embedder):
     tokens (B, T) int32 -> encoder -> pooling -> pooled (B, D) -> dense -> projection (B, d) -> L2
     -> embedding (B, d)
 
-    It trains, is measured and saved as an `Embedder` is. `tokenize` makes the ids of texts.
+    It trains, is measured and saved as an `Embedder` is. `tokenize` makes the ids of texts. Ids
+    beyond the encoder's vocabulary are refused; in a program that JAX or XLA compiles, of batches
+    that were not looked at before, their embedding is NaN on JAX.
 
     Args:
         encoder: A `keras.Model` from token ids (B, T) to vectors (B, D), or to the vectors of
@@ -155,6 +159,8 @@ class TextEmbedder(Embedder):
         }
         super().__init__(backbone, embedding_dim, 1, scaling="none", name=name, **options, **kwargs)
         self.encoder, self.tokenizer, self.length = encoder, tokenizer, int(length)
+        #: How many token ids the encoder knows; None where it does not say.
+        self.vocabulary_size = vocabulary_size(encoder)
         self.pooling, self.pad_id, self.truncate = (
             pooling,
             int(pad_id),
@@ -166,9 +172,34 @@ class TextEmbedder(Embedder):
         """(T,)."""
         return tuple(self.backbone.input_shape[1:])
 
+    def check_values(self, images) -> None:
+        """Refuse token ids beyond the vocabulary, as `tfdml.pairwise.refuse_outside`.
+
+        Args:
+            images: (B, T) ids.
+
+        Raises:
+            UserError: One is negative, or not below `vocabulary_size`.
+        """
+        if self.vocabulary_size is not None:
+            message = (
+                f"{self.name}: token ids must be 0 to {self.vocabulary_size - 1}, the vocabulary "
+                "of its encoder: make them by its tokenizer"
+            )
+            refuse_outside(images, self.vocabulary_size, message, "id")
+
     def represent(self, images, training=None, detached=False):
         """See `Embedder.represent`, of token ids (B, T)."""
-        pooled = self.backbone(ops.cast(images, "int32"), training=training)
+        tokens = ops.cast(images, "int32")
+        # An exported graph makes the ids itself.
+        if training or not _in_graph():
+            self.check_values(tokens)
+        pooled = self.backbone(tokens, training=training)
+        if keras.backend.backend() == "jax" and self.vocabulary_size is not None:
+            # A program of JAX refuses nothing, and counts negative ids from the end.
+            unknown = ops.logical_or(tokens < 0, tokens >= self.vocabulary_size)
+            unknown = ops.any(unknown, axis=1, keepdims=True)
+            pooled = ops.where(unknown, ops.cast(float("nan"), pooled.dtype), pooled)
         return {"pooled": pooled, **self._projected(pooled, training, detached)}
 
     def encode(self, texts):
@@ -235,6 +266,36 @@ class TextEmbedder(Embedder):
             UserError: As `tokenize`.
         """
         return self.predict(self.tokenize(texts), batch_size=batch_size, verbose=0)
+
+
+def vocabulary_size(encoder: keras.Model) -> int | None:
+    """Return how many token ids an encoder has a vector of; None where no layer shows it.
+
+    Example:
+        >>> vocabulary_size(byte_encoder(8))
+        256
+    """
+    layers = workarounds.layers_of(encoder)
+    # Layers of KerasHub; `keras.layers.TextVectorization` has a method of this name.
+    stated = [getattr(layer, "vocabulary_size", None) for layer in layers]
+    sizes = [size for size in stated if isinstance(size, int)]
+    if not sizes:
+        # Others have embeddings of positions and segments as well.
+        tokens = {id(tensor) for tensor in getattr(encoder, "inputs", None) or ()}
+        for layer in layers:
+            if isinstance(layer, keras.layers.Embedding):
+                read = {id(tensor) for tensor in workarounds.inputs_of(layer)}
+                sizes += [layer.input_dim] if read & tokens else []
+    return min(sizes, default=None)
+
+
+def _in_graph() -> bool:
+    """Whether TensorFlow traces a graph."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    return not tf.executing_eagerly()
 
 
 def _ids(output: Any) -> Any:
