@@ -5,7 +5,6 @@ import base64
 import concurrent.futures
 import contextlib
 import dataclasses
-import io
 import json
 import math
 import re
@@ -17,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.decoding import format_of
-from tfdml.data.images import read_header
+from tfdml.data.decoding import header_size
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.io.files import parse_json
@@ -144,9 +142,8 @@ def check_pixels(call: Call, megapixels: float) -> None:
 
 
 def _pixels(data: bytes) -> int:
-    kind = format_of(data[:16])
-    with contextlib.suppress(Exception):  # the model names what is wrong with it
-        return math.prod(read_header(io.BytesIO(data), kind).size) if kind else 0
+    with contextlib.suppress(tf.errors.OpError):  # the model names what is wrong with it
+        return math.prod(header_size(tf.constant(data)).numpy().tolist())
     return 0
 
 

@@ -66,16 +66,34 @@ def format_of(head: bytes) -> Format | None:
 
 
 _EXIF = b"Exif\0\0"
-_XMP_IN_JPEG = b"http://ns.adobe.com/xap/1.0/\0"
-_XMP_IN_PNG = b"XML:com.adobe.xmp\0"
-_EXIF_AS_TEXT = b"Raw profile type exif\0"
+_TIFF = r"(Exif\x00\x00){0,2}(II\*\x00|MM\x00\*)\C*"
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4
-# More of a TIFF block than this, more compressed text, and segments beyond this many are not read:
-# a small file can hold or inflate to anything.
+# Of a TIFF block no more is read than this.
 _MOST_TIFF = 2**20
-_MOST_COMPRESSED = 2**16
-_MOST_SEGMENTS = 2**14
+# Blocks with the name of an EXIF block; the first TIFF block among them counts.
+_MOST_BLOCKS = 8
+# An orientation is looked for in so many segments of a JPEG.
+_MOST_SEGMENTS = 64
+# Each scan of a JPEG passes over the whole image, however few bytes it has. Encoders write 3 to
+# 20, the usual progressive script 10. So many pixels may be passed over, in so many scans.
+_MOST_SCANNED = 2**31
+_MOST_SCANS = 100
+# Up to the end of a JPEG: tables and restart intervals may precede each scan.
+_MOST_MARKERS = _MOST_SEGMENTS + 5 * _MOST_SCANS
+_SCAN_MARKER = b"\xff\xda"
+_CMYK_CHANNELS = 4
+# The beginning of a JPEG, with a segment that says no more than that Adobe's way is meant.
+_ADOBE_START = b"\xff\xd8\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
+# Bytes in which the next marker is looked for at once.
+_STRIDE = 2**16
+# Behind every file.
+_END = 2**31 - 1
+# In the header of a WebP.
+_ANIMATION_FLAG, _EXIF_FLAG = 0x02, 0x08
+# A compressed text of a PNG, and the name of a chunk that no decoder knows.
+_COMPRESSED_TEXTS = (b"zTXt", b"iTXt")
+_UNKNOWN_CHUNK = b"xTXt"
 
 
 def decode_image(encoded: tf.Tensor) -> tf.Tensor:
@@ -88,9 +106,9 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
     - PNG: every color type and depth; 16 bits are cut to the upper 8. APNG: the default image.
     - WebP: lossy and lossless. Animations are refused.
     - Transparency (alpha channel, palette or color key) is laid over white.
-    - The orientation is applied, as by Pillow's `ImageOps.exif_transpose`: that of EXIF, wherever
-      it is in the file, in a PNG also as text; where EXIF states none, that of XMP. A damaged block
-      counts as upright.
+    - The orientation of EXIF is applied: of the first block of a PNG or WebP, and of a JPEG where
+      it is among the first 64 segments. A damaged block counts as upright. Orientations in XMP or
+      in texts of a PNG are not read; `tfdml prepare` writes such images upright.
     - Color profiles and gamma are ignored.
 
     Args:
@@ -100,14 +118,16 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
         (H, W, 3) uint8.
 
     Raises:
-        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged; or
-            one side is more than 100 times the other.
+        tf.errors.InvalidArgumentError: The bytes are not one of these formats, or are damaged; one
+            side is more than 100 times the other; or a JPEG has more than 100 scans, or scans of
+            more than 2^31 pixels in all.
 
     Example:
         >>> image = decode_image(jpeg)  # the bytes of a file
     """
     encoded = tf.convert_to_tensor(encoded)
-    size = header_size(encoded)
+    shape = _header_shape(encoded)
+    size = shape[:2]
     wide = tf.reduce_max(size) <= NARROWEST * tf.maximum(tf.reduce_min(size), 1)
     narrow = [
         "too narrow:",
@@ -121,7 +141,9 @@ def decode_image(encoded: tf.Tensor) -> tf.Tensor:
 
     def decode() -> tf.Tensor:
         return tf.cond(
-            is_format(encoded, JPEG), lambda: _decode_jpeg(encoded), lambda: _decode_other(encoded)
+            is_format(encoded, JPEG),
+            lambda: _decode_jpeg(encoded, shape),
+            lambda: _decode_other(encoded),
         )
 
     return tf.ensure_shape(_in_turn(size, decode), (None, None, 3))
@@ -197,12 +219,20 @@ def header_size(encoded: tf.Tensor) -> tf.Tensor:
         >>> header_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
         array([4, 6])
     """
-    size = tf.cond(
-        is_format(encoded, JPEG),
-        lambda: tf.cast(tf.io.extract_jpeg_shape(encoded)[:2], tf.int64),
-        lambda: _size_of_other(encoded),
-    )
-    return tf.ensure_shape(size, (2,))
+    return _header_shape(encoded)[:2]
+
+
+def _header_shape(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the height and width, see `header_size`, and the channels of a JPEG, (3,) int64."""
+
+    def of_jpeg() -> tf.Tensor:
+        return tf.cast(tf.io.extract_jpeg_shape(encoded), tf.int64)
+
+    def of_other() -> tf.Tensor:
+        return tf.pad(_size_of_other(encoded), [[0, 1]])
+
+    shape = tf.cond(is_format(encoded, JPEG), of_jpeg, of_other)
+    return tf.ensure_shape(shape, (3,))
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
@@ -240,41 +270,72 @@ def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
     return tf.cond(is_format(encoded, PNG), lambda: _decode_png(encoded), webp_or_error)
 
 
-def _decode_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    image = tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
-    return _upright(image, _orientation_of_jpeg(encoded))
+def _decode_jpeg(encoded: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    pieces = _split(encoded, _SCAN_MARKER, 2)
+    # In front of the only scan. Compressed data cannot contain the marker of an APP1 segment.
+    has_app1 = tf.size(_split(pieces[0], b"\xff\xe1", 1)) > 1
+    is_plain = (tf.size(pieces) == 2) & ~has_app1 & (shape[2] != _CMYK_CHANNELS)
+    return tf.cond(
+        is_plain, lambda: _decode_plain_jpeg(encoded), lambda: _decode_other_jpeg(encoded, shape)
+    )
+
+
+def _decode_plain_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE")
+
+
+@not_inlined(tf.TensorSpec((), tf.string), tf.TensorSpec((3,), tf.int64))
+def _decode_other_jpeg(encoded: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Decode a JPEG that may be turned, or have several scans or four channels."""
+    fault = scan_fault(encoded)
+    with tf.control_dependencies([tf.debugging.Assert(fault == "", [fault])]):
+        orientation = _orientation_of_jpeg(encoded)
+    # All programs write CMYK inverted, as Adobe does, and the decoder takes only files with Adobe's
+    # marker for that. A second marker, the file's own, would count.
+    marked = tf.strings.join([_ADOBE_START, tf.strings.substr(encoded, 2, -1)])
+    encoded = tf.where(shape[2] == _CMYK_CHANNELS, marked, encoded)
+    with tf.control_dependencies([orientation]):
+        image = _decode_plain_jpeg(tf.identity(encoded))
+    return upright(image, orientation)
 
 
 def _decode_png(encoded: tf.Tensor) -> tf.Tensor:
+    # Most files have none of these chunks.
+    special = tf.strings.regex_full_match(encoded, r"\C*(tRNS|eXIf|[zi]TXt)\C*")
+    encoded, keyed, orientation = tf.cond(
+        special, lambda: _read_png_chunks(encoded), lambda: (encoded, False, 1)
+    )
     # The decoder strips a color key unless four channels are asked for, and then gives images of
     # less than 8 bits without a key the alpha 1, 3 or 15 instead of 255: so ask for four only where
     # there is transparency.
     color_type = _byte(encoded, 25)
-    # Most files have none of these, and those of many chunks take long to walk through.
-    special = tf.strings.regex_full_match(
-        encoded, r"\C*(tRNS|eXIf|Raw profile type exif|XML:com\.adobe\.xmp)\C*"
-    )
-    keyed, orientation = tf.cond(special, lambda: _read_png_chunks(encoded), lambda: (False, 1))
-    image = tf.cond(
-        (color_type >= 4) | keyed,
-        lambda: _over_white(tf.io.decode_png(encoded, channels=4)),
-        lambda: tf.io.decode_png(encoded, channels=3),
-    )
-    return _upright(image, orientation)
+
+    def transparent() -> tf.Tensor:
+        return _over_white(tf.io.decode_png(encoded, channels=4))
+
+    def opaque() -> tf.Tensor:
+        return tf.io.decode_png(encoded, channels=3)
+
+    image = tf.cond((color_type >= 4) | keyed, transparent, opaque)
+    return upright(image, orientation)
 
 
 def _decode_webp(encoded: tf.Tensor) -> tf.Tensor:
-    flags = tf.where(_has(encoded, 12, b"VP8X"), tf.cast(_byte(encoded, 20), tf.int32), 0)
+    flags = _webp_flags(encoded)
     # TensorFlow 2.21's decoder writes outside its buffer when it is given an animation.
     check = tf.debugging.Assert(
-        flags & 0x02 == 0, ["animated WebP is not supported: save its first frame as a still image"]
+        flags & _ANIMATION_FLAG == 0,
+        ["animated WebP is not supported: save its first frame as a still image"],
     )
     with tf.control_dependencies([check]):
         image = tf.io.decode_webp(encoded)[0]
     image = tf.cond(tf.shape(image)[-1] == 4, lambda: _over_white(image), lambda: image)
-    return _upright(
-        image, tf.cond(flags & 0x0C != 0, lambda: _orientation_of_webp(encoded, flags), lambda: 1)
-    )
+    has_exif = flags & _EXIF_FLAG != 0
+    return upright(image, tf.cond(has_exif, lambda: _orientation_of_webp(encoded), lambda: 1))
+
+
+def _webp_flags(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.where(_has(encoded, 12, b"VP8X"), tf.cast(_byte(encoded, 20), tf.int32), 0)
 
 
 def _refuse(encoded: tf.Tensor) -> tf.Tensor:
@@ -308,7 +369,8 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.reduce_all(image[..., 3] == 255), lambda: image[..., :3], blend)
 
 
-def _upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+def upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
+    """Return an image (H, W, 3) uint8 as an orientation, 1 to 8, wants it shown."""
     return tf.cond(orientation > 1, lambda: _oriented(image, orientation), lambda: image)
 
 
@@ -321,148 +383,202 @@ def _oriented(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Reverse(tensor=image, dims=tf.stack([upside_down, mirrored, False]))
 
 
+def _split(encoded: tf.Tensor, separator: bytes, most: int) -> tf.Tensor:
+    """Return the pieces between the first `most` separators."""
+    return tf.raw_ops.StringSplitV2(input=encoded[None], sep=separator, maxsplit=most).values
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
+def orientation_of(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the orientation, 1 to 8, by which an image is turned upright.
+
+    Args:
+        encoded: Scalar string, the bytes of an image.
+
+    Example:
+        >>> orientation_of(jpeg).numpy()
+        1
+    """
+
+    def of_other() -> tf.Tensor:
+        has_exif = is_format(encoded, WEBP) & (_webp_flags(encoded) & _EXIF_FLAG != 0)
+        return tf.cond(has_exif, lambda: _orientation_of_webp(encoded), lambda: 1)
+
+    def of_png_or_other() -> tf.Tensor:
+        return tf.cond(is_format(encoded, PNG), lambda: _orientation_of_png(encoded), of_other)
+
+    return tf.cond(is_format(encoded, JPEG), lambda: _orientation_of_jpeg(encoded), of_png_or_other)
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
+def shown_size(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the height and width of an image as it is shown; nothing is decoded.
+
+    Args:
+        encoded: See `header_size`.
+
+    Returns:
+        (2,) int64; zeros for what is no image.
+
+    Example:
+        >>> shown_size(tf.io.encode_png(tf.zeros((4, 6, 3), tf.uint8))).numpy()
+        array([4, 6])
+    """
+    size = header_size(encoded)
+    return tf.where(orientation_of(encoded) >= 5, size[::-1], size)
+
+
 def _orientation_of_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    """Return the orientation, 1 to 8, that the segments in front of the scan state."""
-    # Without the marker of an APP1 segment, which compressed data cannot contain, there is nothing
-    # to walk through.
-    parts = tf.raw_ops.StringSplitV2(input=encoded[None], sep=b"\xff\xe1", maxsplit=1)
-    return tf.cond(tf.size(parts.values) > 1, lambda: _read_jpeg_segments(encoded), lambda: 1)
+    return _orientation(_walk_jpeg(encoded, tf.constant(False))[1])
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
-def _read_jpeg_segments(encoded: tf.Tensor) -> tf.Tensor:
-    def step(
-        at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor
-    ) -> tuple:
-        marker, size = data[1], 256 * data[2] + data[3]
-        alone = (marker <= 0x01) | ((marker >= 0xD0) & (marker <= 0xD9))
-        is_marker = (data[0] == 0xFF) & (marker != 0xFF)
-        behind = tf.where(marker != 0xDA, 2 + tf.where(~alone, tf.maximum(size, 2), 0), _END)
-        is_app1 = is_marker & (marker == 0xE1)
-        is_exif, is_xmp = is_app1 & _has(head, 4, _EXIF), is_app1 & _has(head, 4, _XMP_IN_JPEG)
-        # What is too long for a segment continues in the next.
-        tiff = tiff + _slice(
-            encoded, at + 4 + len(_EXIF), tf.where(is_exif, size - 2 - len(_EXIF), 0)
-        )
-        text = _slice(encoded, at + 4 + len(_XMP_IN_JPEG), size - 2 - len(_XMP_IN_JPEG))
-        return tf.where(is_marker, behind, 1), tiff, tf.where(is_xmp, text, xmp)
+def scan_fault(encoded: tf.Tensor) -> tf.Tensor:
+    """Return what is wrong with the number of an image's scans, a scalar string; empty for nothing.
 
-    return _orientation(*_walk(encoded, 2, step, "", ""))
+    Args:
+        encoded: Scalar string, the bytes of an image.
+
+    Example:
+        >>> scan_fault(jpeg).numpy()
+        b''
+    """
+    # Films behind a JPEG, and thumbnails, hold the marker too: then the scans are counted.
+    most = _most_scans(header_size(encoded))
+    count = tf.size(_split(encoded, _SCAN_MARKER, _MOST_SCANS + 1), out_type=tf.int64) - 1
+    fault = f"too many scans or segments, more than {{}} scans or {_MOST_MARKERS} segments"
+
+    def counted() -> tf.Tensor:
+        at, _, scans = _walk_jpeg(encoded, tf.constant(True))
+        has_more = at + 2 <= tf.cast(tf.strings.length(encoded), tf.int64)
+        text = tf.strings.format(fault + "; save it anew", most)
+        return tf.where((scans > most) | has_more, text, "")
+
+    return tf.cond(is_format(encoded, JPEG) & (count > most), counted, lambda: "")
+
+
+def _most_scans(size: tf.Tensor) -> tf.Tensor:
+    """Return how many scans a JPEG of this height and width may have."""
+    return tf.clip_by_value(_MOST_SCANNED // tf.maximum(tf.reduce_prod(size), 1), 1, _MOST_SCANS)
 
 
 @not_inlined(tf.TensorSpec((), tf.string))
-def _read_png_chunks(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return whether there is a transparent color or palette, and the orientation, 1 to 8."""
+def is_cut(encoded: tf.Tensor) -> tf.Tensor:
+    """Whether a JPEG lacks its end marker, a scalar bool; whatever lies behind it does not count.
 
-    def step(
-        at: tf.Tensor,
-        head: tf.Tensor,
-        data: tf.Tensor,
-        keyed: tf.Tensor,
-        tiff: tf.Tensor,
-        *texts: tf.Tensor,
-    ) -> tuple:
-        size = _number(data[3::-1], 0, 4)
-        kind, chunk = tf.strings.substr(head, 4, 4), _slice(encoded, at + 4, 4 + size)
-        is_text = tf.reduce_any(kind == [b"tEXt", b"zTXt", b"iTXt"])
-        texts = tuple(
-            tf.where(is_text & _has(head, 8, keyword), chunk, text)
-            for keyword, text in zip((_EXIF_AS_TEXT, _XMP_IN_PNG), texts, strict=True)
-        )
-        tiff = tf.where(kind == b"eXIf", tf.strings.substr(chunk, 4, _MOST_TIFF), tiff)
-        return 12 + size, keyed | (kind == b"tRNS"), tiff, *texts
+    Args:
+        encoded: Scalar string, the bytes of a JPEG.
 
-    keyed, tiff, profile, xmp = _walk(encoded, 8, step, False, "", "", "")
-    tiff = tf.cond(
-        (tiff == "") & (profile != ""), lambda: _unhex(_text(profile, _EXIF_AS_TEXT)), lambda: tiff
-    )
-    xmp = tf.cond(xmp != "", lambda: _text(xmp, _XMP_IN_PNG), lambda: xmp)
-    return keyed, _orientation(tiff, xmp)
+    Example:
+        >>> is_cut(jpeg + b"a film").numpy(), is_cut(jpeg[:-2]).numpy()
+        (False, True)
+    """
+    at = _walk_jpeg(encoded, tf.constant(True))[0]
+    length = tf.cast(tf.strings.length(encoded), tf.int64)
+    return (at + 2 > length) & (at < _END)
 
 
-@not_inlined(tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32))
-def _orientation_of_webp(encoded: tf.Tensor, flags: tf.Tensor) -> tf.Tensor:
-    """Return the orientation, 1 to 8, that the chunks state which the flags of the header
-    announce."""
-
-    def step(
-        at: tf.Tensor, head: tf.Tensor, data: tf.Tensor, tiff: tf.Tensor, xmp: tf.Tensor
-    ) -> tuple:
-        size, kind = _number(data, 4, 4), tf.strings.substr(head, 0, 4)
-        is_exif = (kind == b"EXIF") & (tiff == "") & (flags & 0x08 != 0)
-        is_xmp = (kind == b"XMP ") & (xmp == "") & (flags & 0x04 != 0)
-        tiff, xmp = (
-            tf.where(this, _slice(encoded, at + 8, tf.where(this, size, 0)), text)
-            for this, text in ((is_exif, tiff), (is_xmp, xmp))
-        )
-        return 8 + size + size % 2, tiff, xmp
-
-    return _orientation(*_walk(encoded, 12, step, "", ""))
-
-
-# Behind every file.
-_END = 2**31 - 1
-
-
-def _walk(
-    encoded: tf.Tensor, first: int, step: Callable[..., tuple], *state: Any
-) -> list[tf.Tensor]:
-    """Return what becomes of a state along the segments of a file.
+@not_inlined(tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.bool))
+def _walk_jpeg(encoded: tf.Tensor, to_end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Walk along the segments of a JPEG, as its decoder does.
 
     Args:
         encoded: The file.
-        first: Where its first segment begins.
-        step: Gives for the place of a segment, its first 40 bytes, the first 8 of these as int64,
-            and the state: the size of the segment, and the new state.
-        *state: At the beginning.
+        to_end: Whether to walk to the end marker; otherwise only until the EXIF block is read or
+            the first scan begins.
+
+    Returns:
+        Where the walk stopped: `_END` at its goal, behind the end of the file where that is cut, or
+        where there were too many segments; the TIFF block of EXIF; and the number of scans.
     """
     length = tf.cast(tf.strings.length(encoded), tf.int64)
 
-    def body(at: tf.Tensor, *state: tf.Tensor) -> tuple:
-        head = tf.strings.substr(encoded, at, 40)
-        data = tf.cast(tf.io.decode_raw(head, tf.uint8, fixed_length=8), tf.int64)
-        size, *after = step(at, head, data, *state)
-        return at + tf.cast(size, tf.int64), *after
+    def step(
+        at: tf.Tensor, tiff: tf.Tensor, was_exif: tf.Tensor, scans: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+        marker, block, behind = _next_segment(encoded, at)
+        # What is too long for a segment continues in the next.
+        is_exif = (block != "") & ((tiff == "") | was_exif)
+        tiff = tf.strings.substr(tf.where(is_exif, tiff + block, tiff), 0, _MOST_TIFF)
+        is_scan = marker == _SCAN_MARKER[1]
+        is_read = is_scan | ((tiff != "") & ~is_exif)
+        is_goal = (marker == 0xD9) | (is_read & ~to_end)
+        at = tf.where(is_goal, tf.constant(_END, tf.int64), behind)
+        return at, tiff, is_exif, scans + tf.cast(is_scan, tf.int64)
 
-    start = (tf.constant(first, tf.int64), *map(tf.constant, state))
-    # Of the last segment there must be a header.
-    going = lambda at, *_: at + 8 <= length  # noqa: E731
-    return tf.while_loop(
-        going, body, start, maximum_iterations=_MOST_SEGMENTS, parallel_iterations=1
-    )[1:]
+    def is_inside(at: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+        return at + 2 <= length
 
-
-def _slice(encoded: tf.Tensor, at: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Return so many bytes from a place on, which may lie behind the end."""
-    length = tf.cast(tf.strings.length(encoded), tf.int64)
-    at, size = tf.cast(at, tf.int64), tf.cast(size, tf.int64)
-    return tf.strings.substr(encoded, tf.minimum(at, length), tf.clip_by_value(size, 0, length))
-
-
-def _text(chunk: tf.Tensor, keyword: bytes) -> tf.Tensor:
-    """Return the text of a chunk of a PNG, which begins with its type; empty where it is
-    damaged."""
-    kind, body = tf.strings.substr(chunk, 0, 4), _slice(chunk, 4 + len(keyword), _END)
-    # Of international text: whether it is compressed, by what, then two texts that end with a zero.
-    parts = tf.raw_ops.StringSplitV2(
-        input=_slice(body, 2, _END)[None], sep=b"\0", maxsplit=2
-    ).values
-    international = tf.cond(tf.size(parts) == 3, lambda: parts[-1], lambda: "")
-    compressed = tf.where(kind == b"iTXt", _has(body, 0, b"\1"), kind == b"zTXt")
-    data = tf.where(
-        kind == b"iTXt", international, tf.where(kind == b"zTXt", _slice(body, 1, _END), body)
+    # Compressed data without a marker takes steps, too.
+    to_goal = _MOST_MARKERS + tf.cast(length // (_STRIDE - 1), tf.int32)
+    most = tf.where(to_end, to_goal, _MOST_SEGMENTS)
+    zero = tf.constant(0, tf.int64)
+    state = (zero + 2, tf.constant(""), tf.constant(False), zero)
+    at, tiff, _, scans = tf.while_loop(
+        is_inside, step, state, maximum_iterations=most, parallel_iterations=1
     )
-    return tf.cond(compressed, lambda: _inflate(data), lambda: data)
+    return at, tiff, scans
 
 
-def _inflate(data: tf.Tensor) -> tf.Tensor:
-    """Return what zlib compressed; an empty string where that cannot be read, or is too long."""
-    data = tf.where(tf.strings.length(data) > _MOST_COMPRESSED, "", data)
-    # A data set is TensorFlow's only way to continue after an operation has failed.
-    inflated = tf.data.Dataset.from_tensors(data).map(
-        tf.autograph.experimental.do_not_convert(lambda data: tf.io.decode_compressed(data, "ZLIB"))
-    )
-    return only(inflated.ignore_errors().concatenate(tf.data.Dataset.from_tensors("")).take(1))
+def _next_segment(encoded: tf.Tensor, at: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return the next marker from a place on, 0 where the next bytes have none; what its segment
+    holds of EXIF; and the place behind it."""
+    data = tf.io.decode_raw(tf.strings.substr(encoded, at, _STRIDE), tf.uint8)
+    code = data[1:]
+    # Neither filling nor restarts nor 0xFF in compressed data.
+    is_marker = (data[:-1] == 0xFF) & (code != 0) & (code != 0xFF) & (code & 0xF8 != 0xD0)
+    place = tf.argmax(is_marker)
+    marker = tf.where(is_marker[place], code[place], 0)
+    start = at + place
+
+    head = tf.strings.substr(encoded, start, 4 + len(_EXIF))
+    header = tf.cast(tf.io.decode_raw(head, tf.uint8, fixed_length=4), tf.int64)
+    size = tf.maximum(256 * header[2] + header[3], 2)
+    is_exif = (marker == 0xE1) & _has(head, 4, _EXIF)
+    size_of_exif = tf.where(is_exif, tf.maximum(size - 2 - len(_EXIF), 0), 0)
+    # A segment may be cut.
+    start_of_exif = tf.where(is_exif, start + 4 + len(_EXIF), 0)
+    block = tf.strings.substr(encoded, start_of_exif, size_of_exif)
+
+    has_size = (marker != 0x01) & (marker != 0xD8)
+    behind = start + 2 + tf.where(has_size, size, 0)
+    return marker, block, tf.where(marker == 0, at + _STRIDE - 1, behind)
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
+def _read_png_chunks(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Return a PNG without compressed texts, whether it has a transparent color or palette, and the
+    orientation, 1 to 8."""
+    # At most 256 entries.
+    keyed = tf.strings.regex_full_match(encoded, r"\C*\x00\x00[\x00\x01]\CtRNS\C*")
+    return without_texts(encoded), keyed, _orientation_of_png(encoded)
+
+
+def without_texts(png: tf.Tensor) -> tf.Tensor:
+    """Return a PNG whose compressed texts are renamed to chunks that a decoder skips; it would
+    inflate each to 8 MB."""
+    for name in _COMPRESSED_TEXTS:
+        png = tf.strings.reduce_join(_split(png, name, -1), separator=_UNKNOWN_CHUNK)
+    return png
+
+
+def _orientation_of_png(encoded: tf.Tensor) -> tf.Tensor:
+    return _orientation(_tiff_behind(encoded, b"eXIf", 0))
+
+
+@not_inlined(tf.TensorSpec((), tf.string))
+def _orientation_of_webp(encoded: tf.Tensor) -> tf.Tensor:
+    """Return the orientation, 1 to 8."""
+    return _orientation(_tiff_behind(encoded, b"EXIF", 4))
+
+
+def _tiff_behind(encoded: tf.Tensor, name: bytes, skip: int) -> tf.Tensor:
+    """Return the first TIFF block that follows the name of a chunk and so many bytes; empty for
+    none."""
+    pieces = _split(encoded, name, _MOST_BLOCKS)[1:]
+    blocks = tf.strings.substr(tf.strings.join([pieces, bytes(skip)]), skip, _MOST_TIFF)
+    is_tiff = tf.strings.regex_full_match(blocks, _TIFF)
+    return tf.concat([tf.boolean_mask(blocks, is_tiff), [""]], 0)[0]
 
 
 def only(items: tf.data.Dataset) -> Any:
@@ -473,27 +589,12 @@ def only(items: tf.data.Dataset) -> Any:
     return items.with_options(options).get_single_element()
 
 
-def _unhex(text: tf.Tensor) -> tf.Tensor:
-    """Return the bytes of a profile that is written as text: three lines, then digits."""
-    lines = tf.raw_ops.StringSplitV2(input=text[None], sep=b"\n", maxsplit=3).values
-    digits = tf.cond(
-        tf.size(lines) == 4, lambda: tf.strings.regex_replace(lines[-1], r"\s", ""), lambda: ""
-    )
-    codes = integers(_slice(digits, 0, 2 * _MOST_TIFF))
-    # In ASCII digits begin at 48, letters at 65 and 97.
-    values = tf.where(codes < 58, codes - 48, codes % 32 + 9)
-    values = tf.reshape(values[: tf.size(values) // 2 * 2], (-1, 2))
-    values = tf.clip_by_value(16 * values[:, 0] + values[:, 1], 0, 255)
-    return tf.strings.reduce_join(tf.gather([bytes([i]) for i in range(256)], values))
-
-
-def _orientation(tiff: tf.Tensor, xmp: tf.Tensor) -> tf.Tensor:
-    """Return the orientation, 1 to 8, of an EXIF block, or of XMP where that states none."""
-    for _ in range(2):  # some programs write it twice
-        tiff = tf.where(_has(tiff, 0, _EXIF), _slice(tiff, len(_EXIF), _END), tiff)
-    stated = _orientation_of_tiff(tf.strings.substr(tiff, 0, _MOST_TIFF))
-    orientation = tf.where(stated >= 0, stated, _orientation_of_xmp(xmp))
-    return tf.where((orientation >= 1) & (orientation <= 8), orientation, 1)
+def _orientation(tiff: tf.Tensor) -> tf.Tensor:
+    """Return the orientation, 1 to 8, of an EXIF block."""
+    # Some programs write its name twice.
+    plain = tf.strings.regex_replace(tiff, r"^(Exif\x00\x00){1,2}", "")
+    stated = _orientation_of_tiff(plain)
+    return tf.where((stated >= 1) & (stated <= 8), stated, 1)
 
 
 def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
@@ -522,15 +623,6 @@ def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.minimum(values[0], 9), tf.int32)
 
 
-def _orientation_of_xmp(xmp: tf.Tensor) -> tf.Tensor:
-    """Return the first digit that is stated, as an attribute or an element; 1 where none is."""
-    pattern = r'\C*?tiff:Orientation(?:="|>)([0-9])\C*'
-    digit = tf.strings.regex_replace(xmp, f"^{pattern}$", r"\1")
-    return tf.strings.to_number(
-        tf.where(tf.strings.regex_full_match(xmp, pattern), digit, "1"), tf.int32
-    )
-
-
 def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:
     """Whether these bytes are at this place, which may lie behind the end."""
     place = tf.minimum(at, tf.strings.length(encoded))
@@ -547,13 +639,6 @@ def _byte(encoded: tf.Tensor, at: int) -> tf.Tensor:
 def integers(text: tf.Tensor) -> tf.Tensor:
     """Return the bytes of a string as (n,) int32."""
     return tf.cast(tf.io.decode_raw(text, tf.uint8), tf.int32)
-
-
-def _number(data: tf.Tensor, at: int, size: int) -> tf.Tensor:
-    """Return the little-endian number of `size` bytes at `at`."""
-    return tf.reduce_sum(
-        data[at : at + size] * tf.constant([1 << 8 * i for i in range(size)], data.dtype)
-    )
 
 
 @not_inlined(tf.TensorSpec((), tf.string))

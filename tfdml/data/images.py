@@ -17,18 +17,18 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import tensorflow as tf
-from PIL import ExifTags, Image
+from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from tfdml.data.decoding import (
     Format,
     decode_image,
-    format_of,
     narrow_fault,
+    shown_size,
 )
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
@@ -36,15 +36,39 @@ from tfdml.io import files
 _Made = TypeVar("_Made")
 
 
+# Pillow takes one byte of filling at a time. Headers of photographs take some hundred reads.
+_MOST_READS = 20_000
+_PLUGINS: Mapping[str, Callable[[Any], Image.Image]] = {
+    "JPEG": JpegImagePlugin.JpegImageFile,
+    "PNG": PngImagePlugin.PngImageFile,
+    "WebP": WebPImagePlugin.WebPImageFile,
+}
+
+
+class _FewReads:
+    """A file that fails where a header takes too many reads."""
+
+    def __init__(self, file: BinaryIO):
+        self._file, self._reads = file, 0
+
+    def read(self, size: int = -1) -> bytes:
+        self._reads += 1
+        if self._reads > _MOST_READS:
+            raise OSError("too much filling in its header; save it anew")
+        return self._file.read(size)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 def read_header(file: BinaryIO, kind: Format) -> Image.Image:
-    """Return an image of which only the header is read.
+    """Return an image of which only the header is read, whatever size it states.
 
     Raises:
-        PIL.Image.DecompressionBombError: It states more pixels than
-            `tfdml.data.limits.DECODER_LIMIT`.
+        OSError: It takes too many reads.
     """
     file.seek(0)
-    return Image.open(file, formats=(kind.name,))
+    return _PLUGINS[kind.name](_FewReads(file))
 
 
 class Images(abc.ABC):
@@ -112,21 +136,14 @@ class Images(abc.ABC):
         return io.BytesIO(self.encoded(index))
 
     def size(self, index: int) -> tuple[int, int] | None:
-        """Height and width of one image as it is shown, from its header alone; None for what is no
+        """Height and width of one image as it is shown, without decoding it; None for what is no
         image."""
         try:
-            with self.open(index) as file:
-                kind = format_of(file.read(16))
-                if kind is None:
-                    return None
-                image = read_header(file, kind)
-                width, height = image.size
-                turned = image.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-                return (width, height) if turned else (height, width)
-        except (
-            Exception
-        ):  # a file system's own errors, and a dozen types that Pillow raises on damaged headers
+            height, width = shown_size(tf.constant(self.encoded(index))).numpy().tolist()
+        except Exception:  # a file system's own errors, and TensorFlow's on damaged headers
             return None
+        is_image = height > 0 and width > 0
+        return (height, width) if is_image else None
 
 
 def row_numbers(rows: Any) -> np.ndarray:

@@ -23,7 +23,15 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml import workarounds
-from tfdml.data.decoding import FOREIGN, FORMATS, decode_image, header_size, only, starts_with
+from tfdml.data.decoding import (
+    FOREIGN,
+    FORMATS,
+    decode_image,
+    header_size,
+    only,
+    scan_fault,
+    starts_with,
+)
 from tfdml.data.images import as_written
 from tfdml.data.limits import NARROWEST, SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
@@ -477,11 +485,12 @@ class RequestPreprocessor:
         length = tf.strings.length(encoded)
         foreign = tf.strings.format(FOREIGN + " ({} bytes)", length)
         is_image = tf.reduce_any([starts_with(encoded, each.start) for each in FORMATS])
-        return tf.cond(
-            is_image,
-            lambda: self.size_fault(header_size(encoded)),
-            lambda: tf.where(length == 0, "no bytes", foreign),
-        )
+
+        def header_fault() -> tf.Tensor:
+            fault = self.size_fault(header_size(encoded))
+            return tf.cond(fault == "", lambda: scan_fault(encoded), lambda: fault)
+
+        return tf.cond(is_image, header_fault, lambda: tf.where(length == 0, "no bytes", foreign))
 
     def size_fault(self, size: tf.Tensor) -> tf.Tensor:
         """Return what forbids an image of this size to be decoded and resized, a scalar string;
