@@ -64,8 +64,7 @@ class SavedByArguments:
 
     def __repr__(self):
         shown = {key: value for key, value in self._arguments().items() if value is not None}
-        written = [f"{key}={_in_words(value)}" for key, value in shown.items()]
-        return f"{type(self).__name__}({', '.join(written)})"
+        return f"{type(self).__name__}({', '.join(f'{key}={_in_words(value)}' for key, value in shown.items())})"
 
 
 def _signature(cls: type) -> inspect.Signature:

@@ -43,7 +43,7 @@ OPEN: dict[str, int] = {
     "backbones": 4,
     "cli": 35,
     "cluster": 13,
-    "data": 68,
+    "data": 60,
     "demo": 6,
     "embeddings": 25,
     "evaluation": 68,

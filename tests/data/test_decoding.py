@@ -18,6 +18,7 @@ from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import decode_image
 from tfdml.data.pipeline import decoded_source, readable_views
 from tfdml.errors import UserError
+from tfdml.export.saved_model import RequestPreprocessor
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -161,3 +162,65 @@ def test_transparency_is_blended_exactly_in_blocks(size):
     color, alpha = pixels[..., :3].astype(np.float64), pixels[..., 3:].astype(np.float64)
     expected = np.floor((color * alpha + 255 * (255 - alpha)) / 255 + 0.5)
     np.testing.assert_array_equal(decode_image(encoded(Image.fromarray(pixels), "PNG")), expected)
+
+
+def test_cmyk_without_adobes_marker_is_inverted_as_well():
+    """Pillow and browsers show it so; the decoder alone takes it for the negative."""
+    for options in ({}, {"progressive": True}, {"quality": 50}):
+        data = encoded(COLOR.convert("CMYK"), "JPEG", **options)
+        start = data.index(b"\xff\xee\0\x0eAdobe")
+        unmarked = data[:start] + data[start + 16 :]
+        assert b"Adobe" not in unmarked
+        assert_as_seen(data)
+        assert_as_seen(unmarked)
+        np.testing.assert_array_equal(decode(unmarked), decode(data))
+
+
+VIEW = EvaluationTransform(16, 12)
+
+
+@tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
+def exported(batch):
+    """The views and faults of an exported graph."""
+    return RequestPreprocessor(VIEW).each(batch)
+
+
+FILMS = {
+    "zeros": bytes(5000),
+    "any bytes": np.random.default_rng(0).bytes(200_000),
+    "the marker of a scan": b"\xff\xda" * 500 + bytes(300),
+    "the marker of an end": b"\xff\xd9" + bytes(300),
+    "a scan without an end": b"\xff\xd9\xff\xda" + bytes(300),
+    "a JPEG": encoded(COLOR.rotate(90), "JPEG", exif=b"Exif\0\0MM\0*" + bytes(40)),
+    "a cut JPEG": encoded(COLOR.rotate(90), "JPEG")[:-50] + bytes(300),
+    "an MP4": struct.pack(">I4s4s", 24, b"ftyp", b"mp42") + bytes(12) + b"\xff\xda\0\x0c" * 99,
+}
+
+
+@pytest.mark.parametrize("film", FILMS)
+@pytest.mark.parametrize("progressive", [False, True])
+def test_what_lies_behind_a_jpeg_does_not_count(film, progressive):
+    data = encoded(COLOR, "JPEG", progressive=progressive)
+    images = EncodedImages((data + FILMS[film], data[:-2] + bytes(300)), ("film", "cut"))
+    np.testing.assert_array_equal(decode(data + FILMS[film]), decode(data))
+    views, errors = exported(tf.constant(images.data))
+    assert [error == b"" for error in errors.numpy()] == [True, False]
+    np.testing.assert_array_equal(views[0], VIEW(decode(data)))
+    for decoded in (True, False):
+        (fault,) = find_faults(images, decode=decoded)
+        assert (fault.index, fault.reason[:14]) == (1, "truncated JPEG")
+
+
+def test_a_large_image_is_refused_in_our_words():
+    for side in (13_400, 20_000, 60_000):
+        images = EncodedImages((png(side, side, 1, 0, pixels=b""),), ("large",))
+        for decoded in (True, False):
+            (fault,) = find_faults(images, decode=decoded)
+            assert fault.reason.startswith(f"too large: {side:,} x {side:,} pixels, more than")
+
+
+def test_a_header_of_much_filling_is_refused_before_pillow_reads_it_byte_by_byte():
+    data = encoded(COLOR, "JPEG")
+    filled = data[:2] + b"\xff" * 10**6 + data[2:]
+    (fault,) = find_faults(EncodedImages((filled,), ("filled",)), decode=False)
+    assert "too much filling in its header" in fault.reason

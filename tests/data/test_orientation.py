@@ -1,4 +1,4 @@
-"""Images are turned upright as by Pillow, wherever a file states its orientation."""
+"""Images are turned upright as by Pillow where EXIF states their orientation."""
 
 import io
 import itertools
@@ -12,7 +12,9 @@ from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded
 from tfdml.data import EncodedImages, EvaluationTransform
+from tfdml.data.dataset import ImageDataset, check
 from tfdml.data.decoding import decode_image
+from tfdml.data.preparation import check_images, prepare
 from tfdml.export.saved_model import RequestPreprocessor
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (18, 25, 3), np.uint8)
@@ -84,7 +86,6 @@ def jpegs(orientation, other, **block):
     """JPEGs that state an orientation, by the place; some state another one where it does not
     count."""
     here, there = exif_segment(tiff(orientation, **block)), xmp_segment(xmp(orientation))
-    none = exif_segment(tiff(7, tag=0x0113))
     long = tiff(orientation, before=65_600, **block)
     inserted = {
         "before JFIF": (2, here),
@@ -97,13 +98,10 @@ def jpegs(orientation, other, **block):
         "behind filling": (20, b"\xff\xff\xff" + here),
         "in two segments": (20, exif_segment(long[:60_000]) + exif_segment(long[60_000:])),
         "written twice": (20, exif_segment(b"Exif\0\0" + tiff(orientation, **block))),
-        "XMP": (20, there),
-        "XMP as an element": (20, xmp_segment(xmp(orientation, element=True))),
-        "XMP before the scan": (_SCAN, PROFILE + there),
-        "XMP next to EXIF without one": (20, there + none),
         "EXIF next to XMP": (20, xmp_segment(xmp(other)) + here),
-        "the last XMP": (20, xmp_segment(xmp(other)) + there),
         "EXIF of no meaning": (20, exif_segment(tiff(9, **block)) + there),
+        "behind much filling": (20, b"\xff" * 70_000 + here),
+        "in the last segment that is read": (20, segment(0xFE, b"") * 62 + here),
     }
     return {name: JPEG[:at] + data + JPEG[at:] for name, (at, data) in inserted.items()}
 
@@ -131,11 +129,6 @@ def pngs(orientation, other, **block):
         "before the data": (start, here),
         "behind a profile": (start, PNG_PROFILE + here),
         "behind the data": (end, here),
-        "XMP next to EXIF without one": (
-            end,
-            chunk(b"eXIf", tiff(7, tag=0x0113))
-            + next(texts(b"XML:com.adobe.xmp", xmp(orientation)))[1],
-        ),
         "EXIF next to XMP and text": (
             start,
             b"".join(part for name, part in texts(b"XML:com.adobe.xmp", xmp(other)))
@@ -143,11 +136,6 @@ def pngs(orientation, other, **block):
             + here,
         ),
     }
-    for name, part in texts(b"Raw profile type exif", as_text(tiff(orientation, **block))):
-        inserted[f"EXIF in {name}"] = (start, part)
-        inserted[f"EXIF in {name} behind the data"] = (end, part)
-    for name, part in texts(b"XML:com.adobe.xmp", xmp(orientation, element=True)):
-        inserted[f"XMP in {name}"] = (start, PNG_PROFILE + part)
     return {name: PNG[:at] + part + PNG[at:] for name, (at, part) in inserted.items()}
 
 
@@ -156,13 +144,11 @@ def webps(orientation, other, **block):
     options = {
         "EXIF": {"exif": b"Exif\0\0" + tiff(orientation, **block)},
         "EXIF without its name": {"exif": tiff(orientation, **block)},
-        "XMP": {"xmp": xmp(orientation)},
         "EXIF next to XMP": {
             "exif": tiff(orientation, **block),
             "xmp": xmp(other),
             "icc_profile": bytes(70_001),
         },
-        "XMP next to EXIF without one": {"exif": tiff(7, tag=0x0113), "xmp": xmp(orientation)},
     }
     return {
         name: encoded(IMAGE, "WEBP", lossless=True, **values) for name, values in options.items()
@@ -223,3 +209,62 @@ def test_damaged_orientations_count_as_upright(name):
             decode(data)
     else:
         assert decode(data).shape == PIXELS.shape
+
+
+def only_pillow(orientation):
+    """Images that XMP or a text of a PNG turns, by the place."""
+    there, none = xmp_segment(xmp(orientation)), exif_segment(tiff(7, tag=0x0113))
+    start, end = PNG.index(b"IDAT") - 4, PNG.index(b"IEND") - 4
+    packet = xmp(orientation, element=True)
+    made = {
+        "JPEG": JPEG[:20] + there + JPEG[20:],
+        "JPEG with EXIF without one": JPEG[:20] + there + none + JPEG[20:],
+        "JPEG with EXIF behind 64 segments": JPEG[:20]
+        + segment(0xFE, b"") * 70
+        + exif_segment(tiff(orientation))
+        + JPEG[20:],
+        "WebP": encoded(IMAGE, "WEBP", lossless=True, xmp=packet),
+    }
+    for name, part in texts(b"Raw profile type exif", as_text(tiff(orientation))):
+        made[f"PNG, EXIF in {name}"] = PNG[:start] + part + PNG[start:]
+    for name, part in texts(b"XML:com.adobe.xmp", packet):
+        made[f"PNG, XMP in {name}"] = PNG[:start] + PNG_PROFILE + part + PNG[start:]
+        made[f"PNG, XMP in {name} behind the data"] = PNG[:end] + part + PNG[end:]
+    return made
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_what_pillow_alone_turns_is_counted_and_prepared_upright(orientation, tmp_path, caplog):
+    made = only_pillow(orientation)
+    upright = {"upright": JPEG, "by EXIF": JPEG[:20] + exif_segment(tiff(6)) + JPEG[20:]}
+    images = EncodedImages((*made.values(), *upright.values()), (*made, *upright))
+    dataset = ImageDataset(images=images, labels=np.zeros(len(images), int))
+    for name, data in made.items():
+        np.testing.assert_array_equal(decode(data), decode(without_orientation(data)), name)
+        assert EncodedImages((data,), ("x",)).size(0) == PIXELS.shape[:2], name
+
+    with caplog.at_level("WARNING", logger="absl"):
+        check(dataset)
+    # Behind the data of a PNG no header is read.
+    assert f"{len(made) - 4} of {len(images)} images are used as they are stored" in caplog.text
+    assert "`tfdml prepare` writes them upright" in caplog.text
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="absl"):
+        assert check_images({"all": dataset}) == {"all": []}
+    assert f"{len(made)} of {len(images)} images are used as they are stored" in caplog.text
+
+    prepare({"all": dataset}, tmp_path / "copy")
+    copies = [path.read_bytes() for path in sorted(tmp_path.glob("copy/all/*/*"))]
+    for (name, data), copy in zip(made.items(), copies, strict=False):
+        assert copy == tf.io.encode_jpeg(as_seen(data), "rgb", quality=95).numpy(), name
+    assert copies[-2:] == [*upright.values()]
+
+
+def without_orientation(data):
+    """The same image, with nothing that states an orientation."""
+    return (
+        data.replace(b"tiff:Orientation", b"tiff:Otherstated")
+        .replace(b"Exif\0\0", b"Exix\0\0")
+        .replace(b"XML:com.adobe.xmp", b"XML:com.other.xmp")
+        .replace(b"Raw profile type exif", b"Raw profile type exix")
+    )

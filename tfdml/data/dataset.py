@@ -18,8 +18,20 @@ from typing import Any, BinaryIO
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from PIL import ExifTags, Image
 
-from tfdml.data.decoding import FOREIGN, PNG, WEBP, Format, decode_whole, format_of, narrow_fault
+from tfdml.data.decoding import (
+    FOREIGN,
+    PNG,
+    WEBP,
+    Format,
+    decode_whole,
+    format_of,
+    is_cut,
+    narrow_fault,
+    orientation_of,
+    scan_fault,
+)
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError, short_message
@@ -410,13 +422,15 @@ _NAMED_IN_MESSAGES = 3
 _HEAD = 32
 _TAIL = 256
 
-_JPEG_END, _JPEG_SCAN = b"\xff\xd9", b"\xff\xda"
+_JPEG_END = b"\xff\xd9"
+# Texts of a PNG that may state an orientation, by Pillow's names.
+_TURNING_TEXTS = ("XML:com.adobe.xmp", "Raw profile type exif")
 _PNG_END = b"IEND\xaeB`\x82"
 # What TensorFlow's message holds when reading or decoding an image failed: the operation's name or
 # our own words.
 _IMAGE_FAILURE = re.compile(
     r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
-    rf"{FOREIGN}|animated WebP|too narrow"
+    rf"{FOREIGN}|animated WebP|too narrow|too many scans"
 )
 
 
@@ -499,57 +513,81 @@ def find_faults(
     if images.decoded:
         return []
 
-    def header_fault(index: int) -> str | None:
+    def header_fault(index: int) -> tuple[str, int]:
         try:
             with images.open(index) as file:
-                return _content_fault(file, max_pixels)
+                return _header_fault(file, max_pixels)
         except Exception as error:  # clients of file systems have their own error types
-            return access_fault(error)
+            return access_fault(error), 1
 
-    faults: Iterator[str | None] = in_threads(header_fault, range(len(images)))
+    verdicts: Iterator[tuple[str, int]]
     if decode:
         # The shape alone: many images wait for their turn.
-        faults = (
-            fault
-            for _, fault in converted_images(
-                images, lambda data: decode_whole(data).shape, max_pixels
-            )
+        examined = converted_images(images, lambda data, _: decode_whole(data).shape, max_pixels)
+        verdicts = ((fault, turn) for _, fault, turn in examined)
+    else:
+        verdicts = in_threads(header_fault, range(len(images)))
+    faults = []
+    turned = []
+    for index, (fault, turn) in enumerate(verdicts):
+        if fault:
+            faults.append(ImageError(index, images.name(index), fault))
+        elif turn > 1:
+            turned.append(images.name(index))
+    warn_of_turned(turned, len(images))
+    return faults
+
+
+def warn_of_turned(names: Sequence[str], total: int) -> None:
+    """Warn of images whose orientation the decoder does not read, if there are any.
+
+    Args:
+        names: Of these images.
+        total: How many images there are in all.
+    """
+    if names:
+        logging.warning(
+            "%d of %d images are used as they are stored, for XMP or a text turns them, not EXIF: "
+            "%s; `tfdml prepare` writes them upright",
+            len(names),
+            total,
+            _named(names),
         )
-    return [
-        ImageError(index, images.name(index), fault) for index, fault in enumerate(faults) if fault
-    ]
 
 
 def converted_images(
-    images: Images, convert: Callable[[tf.Tensor], Any], max_pixels: int = DECODER_LIMIT
-) -> Iterator[tuple[Any, str | None]]:
-    """Yield what a function makes of the bytes of each image, or what is wrong with the image.
+    images: Images, convert: Callable[[tf.Tensor, int], Any], max_pixels: int = DECODER_LIMIT
+) -> Iterator[tuple[Any, str, int]]:
+    """Yield what a function makes of each image, what is wrong with the image, or an empty text,
+    and the orientation, 1 to 8, that Pillow finds and the decoder does not.
 
     Args:
         images: The images.
-        convert: Raises TensorFlow's errors where it cannot decode them; called in threads.
+        convert: Called in threads with the bytes of an image and that orientation. Raises
+            TensorFlow's errors where it cannot decode them.
         max_pixels: As for `find_faults`.
 
     Example:
         >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)),
-        ...     tfdml.data.decode_image))
-        (None, 'truncated JPEG (no end-of-image marker)')
+        ...     lambda data, turn: tfdml.data.decode_image(data)))
+        (None, 'truncated JPEG (no end-of-image marker)', 1)
     """
 
-    def convert_or_fault(index: int) -> tuple[Any, str | None]:
+    def convert_or_fault(index: int) -> tuple[Any, str, int]:
         try:
             data = images.encoded(index)
         except Exception as error:  # clients of file systems have their own error types
-            return None, access_fault(error)
-        if fault := _content_fault(io.BytesIO(data), max_pixels):
-            return None, fault
+            return None, access_fault(error), 1
+        fault, turn = _header_fault(io.BytesIO(data), max_pixels, is_whole=True)
+        if fault:
+            return None, fault, 1
         try:
-            return convert(tf.constant(data)), None
+            return convert(tf.constant(data), turn), "", turn
         except (
             tf.errors.OpError,
             UnicodeDecodeError,
         ) as error:  # the second where a message quotes bytes
-            return None, f"damaged: {short_message(error, 'last')}"
+            return None, f"damaged: {short_message(error, 'last')}", 1
 
     return in_threads(convert_or_fault, range(len(images)), os.cpu_count() or 1)
 
@@ -618,19 +656,37 @@ def _named(items: Sequence[object]) -> str:
     )
 
 
-def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
+def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tuple[str, int]:
+    """Return what a file's header and end say against it, empty for nothing, and the orientation
+    that Pillow alone finds, 1 for none.
+
+    Args:
+        file: The file.
+        max_pixels: See `find_faults`.
+        is_whole: Whether the file is in memory, so that what lies behind a PNG's pixels is read.
+    """
     head = file.read(_HEAD)
     if not head:
-        return "empty file"
+        return "empty file", 1
     kind = format_of(head)
     if kind is None:
-        return f"{FOREIGN}: it begins with {head!r}; convert it"
+        return f"{FOREIGN}: it begins with {head!r}; convert it", 1
     if fault := _end_fault(file, kind, head):
-        return fault
+        return fault, 1
     try:
         image = read_header(file, kind)
-    except Exception as error:  # Pillow raises many types on damaged data
-        return f"damaged or unsupported {kind.name} ({short_message(error)})"
+        fault = _content_fault(image, kind, max_pixels)
+        if not fault and "progressive" in image.info:
+            file.seek(0)
+            fault = scan_fault(tf.constant(file.read())).numpy().decode()
+    except Exception as error:  # Pillow and TensorFlow raise many types on damaged data
+        return f"damaged or unsupported {kind.name} ({short_message(error)})", 1
+    if fault:
+        return fault, 1
+    return "", _unread_turn(image, file, is_whole)
+
+
+def _content_fault(image: Image.Image, kind: Format, max_pixels: int) -> str:
     width, height = image.size
     if not width or not height:
         return f"damaged {kind.name} (no size in its header)"
@@ -638,26 +694,47 @@ def _content_fault(file: BinaryIO, max_pixels: int) -> str | None:
         return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
     if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
         return "unsupported type: animated WebP; save one frame of it"
-    return narrow_fault(height, width) or None
+    return narrow_fault(height, width)
 
 
-def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str | None:
+def _unread_turn(image: Image.Image, file: BinaryIO, is_whole: bool) -> int:
+    """Return the orientation that Pillow finds where the decoder finds none, 1 for none."""
+    try:
+        if is_whole and _has_text_behind(image, file):
+            image.load()
+        # Not that of a PNG, which always loads the image.
+        turn = int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
+    except Exception:  # Pillow raises many types on damaged blocks, which count as upright
+        return 1
+    if turn not in range(2, 9):
+        return 1
+    file.seek(0)
+    return 1 if orientation_of(tf.constant(file.read())) > 1 else turn
+
+
+def _has_text_behind(image: Image.Image, file: BinaryIO) -> bool:
+    """Whether a PNG states an orientation as text that its header lacks."""
+    file.seek(0)
+    data = file.read()
+    return image.format == "PNG" and any(
+        key.encode() in data and key not in image.info for key in _TURNING_TEXTS
+    )
+
+
+def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str:
     """Return what is wrong with the end of a file of a supported format, by its last bytes where
-    these will do."""
+    these will do; empty for nothing."""
     size = file.seek(0, os.SEEK_END)
     if kind is WEBP:
         stated = int.from_bytes(head[4:8], "little") + 8
-        return "truncated WebP (shorter than its header says)" if size < max(stated, 30) else None
+        return "truncated WebP (shorter than its header says)" if size < max(stated, 30) else ""
     end = _PNG_END if kind is PNG else _JPEG_END
     file.seek(max(size - _TAIL, 0))
     if end in file.read() and (kind is PNG or size > _TAIL):
-        return None
+        return ""
     file.seek(0)
     data = file.read()
     if kind is PNG:
-        return None if end in data else "truncated PNG (no IEND chunk)"
-    # Some cameras append data of their own, and an embedded thumbnail has an end marker as well:
-    # the whole file must have one after the last start of a scan. Scan data cannot contain either
-    # marker.
-    scan = data.rfind(_JPEG_SCAN)
-    return "truncated JPEG (no end-of-image marker)" if scan < 0 or data.rfind(end) < scan else None
+        return "" if end in data else "truncated PNG (no IEND chunk)"
+    # Phones append films, whose bytes are any; a thumbnail has an end marker as well.
+    return "truncated JPEG (no end-of-image marker)" if is_cut(tf.constant(data)) else ""

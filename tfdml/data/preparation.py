@@ -20,8 +20,8 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, ImageError, converted_images
-from tfdml.data.decoding import decode_image, decode_whole, format_of
+from tfdml.data.dataset import ImageDataset, ImageError, converted_images, warn_of_turned
+from tfdml.data.decoding import decode_image, decode_whole, format_of, upright
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
@@ -256,7 +256,11 @@ def check_images(
         {'train': []}
     """
     check_positive(max_pixels=max_pixels)
-    return _examine_all(splits, lambda data: decode_whole(data).shape, max_pixels, progress)
+    faults, turned = _examine_all(
+        splits, lambda data, _: decode_whole(data).shape, max_pixels, progress
+    )
+    warn_of_turned(turned, sum(map(len, splits.values())))
+    return faults
 
 
 def prepare(
@@ -270,9 +274,9 @@ def prepare(
     """Check a data set and write a copy with small images, which
     `load("list", "OUT/images.csv", split)` reads.
 
-    An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. The others are
-    copied byte for byte. They lie in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles,
-    super-labels, groups and texts.
+    An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. So does an
+    image that XMP or a text of a PNG turns, upright. The others are copied byte for byte. They lie
+    in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles, super-labels, groups and texts.
 
     The folder is written atomically: nothing is left of a call that fails.
 
@@ -360,16 +364,17 @@ def bad_images_in_words(splits: Mapping[str, ImageDataset], faults: Faults) -> s
 
 def _examine_all(
     splits: Mapping[str, ImageDataset],
-    convert: Callable[[tf.Tensor], tf.Tensor],
+    convert: Callable[[tf.Tensor, int], Any],
     max_pixels: int,
     progress: Progress,
     keep: Callable[[str, int, Any], None] = lambda *_: None,
-) -> dict[str, list[ImageError]]:
-    """Decode every image and return the bad ones.
+) -> tuple[dict[str, list[ImageError]], list[str]]:
+    """Decode every image; return the bad ones, and the names of those whose orientation Pillow
+    finds and the decoder does not.
 
     Args:
         splits: The data set's splits by name.
-        convert: From an image's bytes, which it decodes, to what `keep` gets.
+        convert: From an image's bytes, which it decodes, and that orientation to what `keep` gets.
         max_pixels: See `check_images`.
         progress: Called after each image.
         keep: Called with the split, the place and the converted bytes of each good image, in their
@@ -377,18 +382,21 @@ def _examine_all(
     """
 
     faults: dict[str, list[ImageError]] = {split: [] for split in splits}
+    turned: list[str] = []
     total, done = sum(map(len, splits.values())), 0
     for split, dataset in splits.items():
-        for index, (converted, fault) in enumerate(
-            converted_images(dataset.images, convert, max_pixels)
-        ):
+        outcomes = converted_images(dataset.images, convert, max_pixels)
+        for index, (converted, fault, turn) in enumerate(outcomes):
+            name = dataset.images.name(index)
             if fault:
-                faults[split].append(ImageError(index, dataset.images.name(index), fault))
+                faults[split].append(ImageError(index, name, fault))
             else:
                 keep(split, index, converted)
+            if turn > 1:
+                turned.append(name)
             done += 1
             progress(done, total, sum(map(len, faults.values())))
-    return faults
+    return faults, turned
 
 
 def _write(
@@ -420,7 +428,10 @@ def _write(
             | {name: int(column[index]) for name, column in columns.items() if column is not None}
         )
 
-    faults = _examine_all(splits, _converter(shrink or DECODER_LIMIT), max_pixels, progress, write)
+    convert = _converter(shrink or DECODER_LIMIT)
+    faults, turned = _examine_all(splits, convert, max_pixels, progress, write)
+    if turned:
+        logging.info("%d images are written upright, as XMP or a text states them", len(turned))
     if not rows:
         raise UserError(f"{bad_images_in_words(splits, faults)}: none is left")
     header = [name for name in COLUMNS if any(name in row for row in rows)]
@@ -446,21 +457,24 @@ def _folder_names(class_names: Mapping[int, str]) -> dict[int, str]:
 
 
 @functools.lru_cache(maxsize=2)
-def _converter(side: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """From an image's bytes to those of the shrunk one, or to the same where it stays as it is."""
+def _converter(side: int) -> Callable[[tf.Tensor, int], tf.Tensor]:
+    """From an image's bytes and the orientation that they do not state in EXIF, to those of the
+    image that is shrunk and upright, or to the same where it stays as it is."""
+    spec = [tf.TensorSpec((), tf.string), tf.TensorSpec((), tf.int32)]
 
-    def encoded(image: tf.Tensor) -> tf.Tensor:
-        # Resized as in training, so that training at this size does not resize again.
-        return tf.io.encode_jpeg(
-            resize_to_side(image, side, "shorter"), "rgb", quality=_JPEG_QUALITY
-        )
-
-    @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
-    def convert(data: tf.Tensor) -> tf.Tensor:
-        image = decode_image(data)
+    @tf.function(input_signature=spec, autograph=False)
+    def convert(data: tf.Tensor, turn: tf.Tensor) -> tf.Tensor:
+        image = upright(decode_image(data), turn)
         size = tf.shape(image)
+        is_large = tf.reduce_min(size[:2]) > side
+
+        def encoded() -> tf.Tensor:
+            # Resized as in training, so that training at this size does not resize again.
+            small = tf.cond(is_large, lambda: resize_to_side(image, side, "shorter"), lambda: image)
+            return tf.io.encode_jpeg(small, "rgb", quality=_JPEG_QUALITY)
+
         # Even an image that stays as it is must be decoded.
         with tf.control_dependencies([tf.debugging.assert_positive(size)]):
-            return tf.cond(tf.reduce_min(size[:2]) > side, lambda: encoded(image), lambda: data)
+            return tf.cond(is_large | (turn > 1), encoded, lambda: data)
 
     return convert

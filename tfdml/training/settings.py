@@ -769,8 +769,7 @@ class Experiment(
         ...     **network)
         >>> experiment.backbone, experiment.epochs
         ('conv4', 1)
-        >>> # and "metrics", "metrics_before", "intervals", ...
-        >>> tfdml.training.train(experiment).result["dataset"]
+        >>> tfdml.training.train(experiment).result["dataset"]  # and "metrics", "metrics_before", "intervals", ...
         'glyphs'
     """
 
@@ -878,8 +877,7 @@ def recipe_for(given: Mapping[str, Any]) -> str:
     weights.
 
     Example:
-        >>> recipe_for({}), recipe_for({"weights": "imagenet"}),
-        ...     recipe_for({"features": "vectors.npz"})
+        >>> recipe_for({}), recipe_for({"weights": "imagenet"}), recipe_for({"features": "vectors.npz"})
         ('scratch', 'finetune', 'frozen')
     """
     if given.get("features") or given.get("backbone_rate") == 0:
