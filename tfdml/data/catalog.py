@@ -9,6 +9,7 @@ from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, official_archives, own_images
 from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.io.files import plain_path
 from tfdml.registry import find, register, registered
 
 SPLITS = ("train", "test")
@@ -74,7 +75,7 @@ def load(
             options[option] = check(option, value) if check else value
     if data_dir:
         # A shell expands no tilde behind an equals sign.
-        options["data_dir"] = os.path.expanduser(data_dir)
+        options["data_dir"] = plain_path(data_dir)
     elif parameters["data_dir"].default is inspect.Parameter.empty:
         kind, value = ("file", "FILE") if name == "list" else ("folder", "DIR")
         raise UserError(f"data set {name} is read from a {kind}; name it, `data_dir={value}`")

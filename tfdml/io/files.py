@@ -49,6 +49,26 @@ def is_remote(path: str | os.PathLike) -> bool:
     return "://" in os.fspath(path)
 
 
+def plain_path(path: str | os.PathLike) -> str:
+    """Return a path without `~`, `.`, `..` and slashes that change nothing; empty for an empty one.
+
+    Example:
+        >>> plain_path("./photos//"), plain_path("photos/../photos"), plain_path("s3://bucket/a/")
+        ('photos', 'photos', 's3://bucket/a')
+    """
+    text = os.fspath(path)
+    if not text:
+        return ""
+    if is_remote(text):
+        scheme, separator, rest = text.partition("://")
+        return scheme + separator + rest.rstrip("/")
+    written = os.path.expanduser(text)
+    plain = os.path.normpath(written)
+    # Behind a link, `..` is another folder.
+    is_same = os.path.realpath(plain) == os.path.realpath(written)
+    return plain if is_same else str(Path(written))
+
+
 def in_store(path: str | os.PathLike) -> bool:
     """Whether a path is a URL of a file or folder in a store, such as `s3://`; not the address of a
     server or database.

@@ -28,6 +28,7 @@ from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth
 from tfdml.evaluation.views import ViewItems
+from tfdml.io.files import plain_path
 from tfdml.labels import require_classes
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.training.settings import MOST_CLASSES, DataSettings
@@ -98,7 +99,8 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    options, directory = settings.data_options(), settings.data_dir
+    options = settings.data_options()
+    directory = plain_path(settings.data_dir)
     if settings.features:
         texts = settings.text_call().arguments["path"] if settings.text_backbone else ""
         with user_errors(

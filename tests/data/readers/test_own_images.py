@@ -1,6 +1,7 @@
 """Class folders and lists as data sets."""
 
 import csv
+import functools
 import io
 import json
 import os
@@ -532,3 +533,64 @@ def test_levels_of_a_list_are_learned_and_measured(write):
         UserError, match=r"levels=true needs a column labels or super_label, and .* has neither"
     ):
         own_images.read_list(write("path,split,label\na.jpg,train,1\nb.jpg,test,2\n"), levels=True)
+
+
+@pytest.mark.parametrize(
+    "written", ["photos//", "photos/.", "./photos", "photos/", "photos/../photos", "./photos//."]
+)
+def test_a_folder_is_the_same_however_it_is_written(written, tmp_path, monkeypatch):
+    touch(tmp_path / "photos", "train/a/1.jpg", "train/a/2.jpg", "test/b/1.jpg", "x.jpg")
+    monkeypatch.chdir(tmp_path)
+    for read in (own_images.read_folder, functools.partial(catalog.load, "folder")):
+        train = read(written)
+        assert train.images.paths == ("photos/train/a/1.jpg", "photos/train/a/2.jpg")
+        assert train.class_names == {0: "a"}
+
+
+def test_a_folder_behind_a_link_is_not_another(tmp_path):
+    touch(tmp_path, "there/a/1.jpg", "there/b/1.jpg", "here/c/1.jpg", "here/d/1.jpg", "there/in/x")
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "in")
+    dataset = own_images.read_folder(f"{tmp_path}/link/..", "all")
+    assert sorted(dataset.class_names.values()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("written", ["memory://slash-test/", "memory://slash-test//"])
+def test_a_folder_of_a_store_is_the_same_with_slashes_at_its_end(written):
+    for file in ("a/1.jpg", "b/1.jpg", "c.jpg"):
+        write_whole(f"memory://slash-test/{file}", b"x")
+    assert own_images.read_folder(written, "all").class_names == {0: "a", 1: "b"}
+
+
+SYSTEM_FOLDERS = (
+    "#recycle",
+    "#snapshot",
+    "@eaDir",
+    "@Recycle",
+    "@Recently-Snapshot",
+    "$RECYCLE.BIN",
+    "lost+found",
+    "System Volume Information",
+    "__MACOSX",
+)
+
+
+def test_folders_of_systems_are_no_classes_and_are_counted(tmp_path, caplog):
+    touch(tmp_path, "a/1.jpg", "b/1.jpg", "a/Thumbs.db", "a/@eaDir/1.jpg", ".Trash-1000/a/1.jpg")
+    for folder in SYSTEM_FOLDERS:
+        touch(tmp_path, f"{folder}/1.jpg", f"{folder}/c/2.jpg")
+    with caplog.at_level("WARNING", logger="absl"):
+        datasets = [own_images.read_folder(tmp_path, split) for split in ("train", "test", "all")]
+    assert datasets[-1].class_names == {0: "a", 1: "b"}
+    assert caplog.text.count(": left out ") == 1
+    assert f"{len(SYSTEM_FOLDERS) + 1} system folder, 1 hidden" in caplog.text
+
+    assert tables.images_named("queries", str(tmp_path)) == [
+        str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg")
+    ]
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="absl"):
+        paths = tables.images_named("queries", f"{tmp_path}/**/1.jpg")
+    assert paths == [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg")]
+    assert "in a hidden or system folder" in caplog.text
+    # A folder that a pattern names itself is wanted.
+    assert len(tables.images_named("queries", f"{tmp_path}/#recycle/*.jpg")) == 1

@@ -14,7 +14,7 @@ from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.readers import tables
 from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_below, quoted, warn
 from tfdml.errors import UserError, check_share
-from tfdml.io.files import is_folder, is_remote
+from tfdml.io.files import is_folder, is_remote, plain_path
 
 COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id", "text")
 PAIR_COLUMNS = (("a", "b", "similar"), ("anchor", "positive", "negative"))
@@ -81,7 +81,7 @@ def read_folder(
         ImageDataset('folder', 'all', images=12, classes=4)
     """
     check_share(test_fraction=test_fraction)
-    root = os.fspath(data_dir)
+    root = plain_path(data_dir)
     if not is_folder(root):
         raise UserError(f"folder: there is no folder {root}, or it may not be read; check data_dir")
     left_out = LeftOut("folder", root)
@@ -91,7 +91,7 @@ def read_folder(
         reason = f"; {left_out}" if left_out.kinds.total() else ""
         expected = os.path.join(root, "<class>", "<image>.jpg")
         raise UserError(f"folder: found no image in {root}; expected {expected}{reason}")
-    places = [path[len(root.rstrip("/")) + 1 :].split("/") for path in paths]
+    places = [path.removeprefix(root).lstrip("/").split("/") for path in paths]
     table = Table("folder", root, [quoted("/".join(place)) for place in places], {"path": paths})
     if parts := _take_splits(root, places):
         table.columns["split"] = parts

@@ -382,18 +382,33 @@ def is_visible(name: str) -> bool:
         >>> is_visible("bus"), is_visible("Thumbs.db"), is_visible("~bus.tmp")
         (True, False, False)
     """
-    return not name.startswith((".", "~")) and name.lower() not in _SYSTEM_FILES
+    return not name.startswith((".", "~")) and name.lower() not in _SYSTEM_FILES | _SYSTEM_FOLDERS
 
 
-# Of operating systems, network disks and archives, in lower case. They are in nobody's count.
+# Of operating systems, network disks and archives, in lower case. The files are in nobody's count.
 _SYSTEM_FILES = {
-    "@eadir",
-    "__macosx",
     "thumbs.db",
     "ehthumbs.db",
+    "ehthumbs_vista.db",
     "desktop.ini",
-    "$recycle.bin",
     ".ds_store",
+    "icon\r",
+}
+_SYSTEM_FOLDERS = {
+    "#recycle",
+    "#snapshot",
+    "$recycle.bin",
+    "@eadir",
+    "@recently-snapshot",
+    "@recycle",
+    "@tmp",
+    "__macosx",
+    "__pycache__",
+    "found.000",
+    "lost+found",
+    "network trash folder",
+    "system volume information",
+    "temporary items",
 }
 # Of images that are not read, by Pillow's names.
 _FOREIGN_FORMATS = ("GIF", "BMP", "TIFF", "ICO", "PSD", "JPEG2000", "AVIF")
@@ -420,13 +435,26 @@ class LeftOut:
         return [path for path in paths if path not in others]
 
     def visible(self, names: Sequence[str]) -> list[str]:
-        """Return the names that may be images or classes; count the hidden ones, but for those of a
-        system."""
+        """Return the names that may be images or classes; count the hidden ones and the folders of
+        systems."""
         shown = list(filter(is_visible, names))
-        hidden = {*names} - {*shown}
-        self.kinds["hidden"] += sum(
-            name.lower() not in _SYSTEM_FILES and not name.startswith("._") for name in hidden
-        )
+        for name in {*names} - {*shown}:
+            if name.lower() in _SYSTEM_FOLDERS:
+                self.kinds["system folder"] += 1
+            elif name.lower() not in _SYSTEM_FILES and not name.startswith("._"):
+                self.kinds["hidden"] += 1
+        return shown
+
+    def visible_paths(self, paths: Sequence[str], folder: str) -> list[str]:
+        """Return the paths of which no part below a folder is hidden or a system's; count the
+        others."""
+        shown = []
+        for path in paths:
+            *folders, name = path[len(folder) :].strip("/").split("/")
+            if not all(map(is_visible, folders)):
+                self.kinds["in a hidden or system folder"] += 1
+            elif self.visible([name]):
+                shown.append(path)
         return shown
 
     def __str__(self) -> str:
@@ -508,9 +536,9 @@ def images_named(name: str, source: str) -> list[str]:
     if files.is_folder(source):
         paths = images_below(source, left_out)
     else:
-        paths = left_out.images(
-            [path for path in files.find(source) if left_out.visible([os.path.basename(path)])]
-        )
+        # Where the pattern itself names a folder, it is wanted.
+        folder = re.split(r"[*?]", source)[0].rpartition("/")[0]
+        paths = left_out.images(left_out.visible_paths(files.find(source), folder))
     if not paths:
         raise UserError(
             str(left_out) if left_out.kinds.total() else f"{name}: {source} names no image"
