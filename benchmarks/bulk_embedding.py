@@ -1,8 +1,10 @@
-"""Bulk embedding compared with a plain loop: images a second, and the embeddings that are read
+r"""Bulk embedding compared with a plain loop: images a second, and the embeddings that are read
 back.
 
-    python -m benchmarks.bulk_embedding --model=models/cars/1/litert/float32.tflite --data_dir=/data/cars196
-    python -m benchmarks.bulk_embedding --model=... --data_dir=... --images=2000 --rounds=1        a quick try
+    python -m benchmarks.bulk_embedding --model=models/cars/1/litert/float32.tflite \
+        --data_dir=/data/cars196
+    python -m benchmarks.bulk_embedding --model=... --data_dir=... --images=2000 \
+        --rounds=1    a quick try
 
 The plain loop calls the model with one batch after another in a process, as `tfdml embed` without
 `--cluster` does. `embed_parts` runs with 1 and 2 actors, in turns with the loop. Its clock runs

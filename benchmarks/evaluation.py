@@ -1,7 +1,7 @@
 """The evaluation at scale: its time and its agreement with pytorch-metric-learning.
 
     python -m benchmarks.evaluation --torch_python=/path/to/python/with/pytorch-metric-learning
-    python -m benchmarks.evaluation --images=6000 --dim=128 --classes=1100 --rounds=1      a quick try
+    python -m benchmarks.evaluation --images=6000 --dim=128 --classes=1100 --rounds=1  a quick try
 
 On made embeddings, by default as many as the test images and classes of Stanford Online Products:
 

@@ -1,9 +1,10 @@
-"""Latency, throughput and size of an exported version, compared with the Keras embedder it comes
+r"""Latency, throughput and size of an exported version, compared with the Keras embedder it comes
 from.
 
     tfdml export --run_dir=runs/cars --out=models/cars --formats=all
     python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1
-    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --rounds=3 --calls=5      a quick try
+    python -m benchmarks.export --run_dir=runs/cars --model=models/cars/1 --rounds=3 \
+        --calls=5    a quick try
 
 Two tables. From encoded images: the SavedModel's `serving_default`, and Keras as one would call it
 by hand, the same view made in a `tf.function`, then `predict_on_batch`. From views (uint8, after

@@ -1,11 +1,16 @@
-"""What the five methods gain over their bases, by equal effort, on stored feature maps:
+r"""What the five methods gain over their bases, by equal effort, on stored feature maps:
 `study_plan.md` is the plan.
 
-    python -m benchmarks.study --features=features --data=DATA --weights=MNV2_100.weights.h5    stores the maps
-    python -m benchmarks.study --features=features --results=study.json --part=trials           chooses the parameters
-    python -m benchmarks.study --features=features --results=study.json --part=finals           ten paired seeds
-    python -m benchmarks.study --features=features --results=study.json --part=checks           the checks of causes
-    python -m benchmarks.study --results=study.json --json=docs/numbers/study.json              the tables so far
+    python -m benchmarks.study --features=features --data=DATA \
+        --weights=MNV2_100.weights.h5    stores the maps
+    python -m benchmarks.study --features=features --results=study.json \
+        --part=trials    chooses the parameters
+    python -m benchmarks.study --features=features --results=study.json \
+        --part=finals    ten paired seeds
+    python -m benchmarks.study --features=features --results=study.json \
+        --part=checks    the checks of causes
+    python -m benchmarks.study --results=study.json \
+        --json=docs/numbers/study.json    the tables so far
 
 `curves`, `rates` and `offsets` of benchmarks/results/study.json are earlier runs, on held-out
 classes. Each run adds its entry to --results when it ends. The same command resumes: it skips the

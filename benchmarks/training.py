@@ -1,10 +1,12 @@
-"""A training step and a small training, compared with PyTorch on the same weights and batches.
+r"""A training step and a small training, compared with PyTorch on the same weights and batches.
 
     make parity-pml                                        once: makes the environment with PyTorch
     python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5
-    python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 --epochs=0     the step alone
-    ... --compile                                      PyTorch's network by torch.compile (needs a C++ compiler)
-    python -m benchmarks.training --classes 10000 100000 1000000 --rounds=9     a step by the number of classes, ours
+    python -m benchmarks.training --data_dir=CARS196 --weights=MNV2_035.weights.h5 \
+        --epochs=0    the step alone
+    ... --compile    PyTorch's network by torch.compile (needs a C++ compiler)
+    python -m benchmarks.training --classes 10000 100000 1000000 \
+        --rounds=9    a step by the number of classes, ours
     python -m benchmarks.training --classes 1000000 --rows=1000000     the start of a run
 
 MobileNetV2 alpha 0.35 at 96 px with frozen BatchNorm, 128-d, the contrastive loss (its sum over the

@@ -10,7 +10,8 @@ every image has its answer, 1 where one has not, 2 where the request has none.
 
 gRPC needs `pip install tensorflow-serving-api`; REST needs Python alone. In a program:
 
-    predict("http://localhost:8501/v1/models/embedder", "embed_each", {"image_bytes": [jpeg, png]})["embedding"]
+    address = "http://localhost:8501/v1/models/embedder"
+    predict(address, "embed_each", {"image_bytes": [jpeg, png]})["embedding"]
 """
 
 from __future__ import annotations

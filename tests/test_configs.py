@@ -46,7 +46,7 @@ HONEST = [
 ]
 
 
-def test_flag_files_take_nothing_from_a_recipe_and_small_runs_choose_their_epoch_on_held_out_classes():
+def test_flag_files_take_nothing_from_a_recipe_and_small_runs_hold_classes_out():
     for path in CONFIGS:
         flags = read_flag_files([f"--flagfile={path}"])
         assert "--recipe=none" in flags, path

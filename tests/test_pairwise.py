@@ -137,7 +137,7 @@ def test_products_are_of_float32_on_a_gpu_that_rounds_factors(monkeypatch, allow
     if allowed:
         expected = 6 * np.cos(3 * exact @ exact.T) @ exact
         assert max(*errors, np.abs(gradient - expected).max() / np.abs(expected).max()) < 2e-6
-    else:  # where a GPU would not round, so that nothing is done against it, and what is planted shows
+    else:  # where a GPU would not round, nothing is done against it, and what is planted shows
         assert min(errors) > 2e-5
 
 

@@ -32,7 +32,9 @@ class RetrievalEvaluation(keras.callbacks.Callback):
 
         model.fit(x, y, epochs=50, callbacks=[
             tfdml.callbacks.RetrievalEvaluation(x_held_out, y_held_out),
-            keras.callbacks.EarlyStopping("val_recall@1", mode="max", patience=5, restore_best_weights=True),
+            keras.callbacks.EarlyStopping(
+                "val_recall@1", mode="max", patience=5, restore_best_weights=True
+            ),
         ])
 
     Keras calls callbacks in the order of their list, and hands each the logs of those before. List

@@ -229,7 +229,7 @@ def user_errors(
         >>> with user_errors(ValueError, f"write a number ({REASON})", lists="many"):
         ...     int("many")
         Traceback (most recent call last):
-        tfdml.errors.UserError: lists=many: write a number (invalid literal for int() with base 10...
+        tfdml.errors.UserError: lists=many: write a number (invalid literal for int() with base ...
     """
     try:
         yield

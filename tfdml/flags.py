@@ -111,9 +111,10 @@ def needs(flag: str, *values: Any) -> Effect:
     set at all.
 
     Example:
-        >>> needs("sampling",
-        ...     "shuffle").holds({"sampling": "hierarchical"}), needs("clip_norm").holds({"clip_norm": 1})
-        (False, True)
+        >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"})
+        False
+        >>> needs("clip_norm").holds({"clip_norm": 1})
+        True
     """
     if not values:
         return Effect(lambda flags: bool(flags[flag]), f"--{flag}")
@@ -149,11 +150,11 @@ def in_vain(
     Example:
         >>> in_vain({"drop_factor": needs("drop_epochs")}, {"drop_factor": 0.5, "drop_epochs": ""},
         ...     ["drop_factor"])
-        {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; add that, or leave --drop_factor out'}
+        {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; ...'}
     """
     return {
-        name: f"--{name}={_text(values[name])} has no effect: it needs {table[name].condition}; add that, or leave "
-        f"--{name} out"
+        name: f"--{name}={_text(values[name])} has no effect: it needs {table[name].condition}; "
+        f"add that, or leave --{name} out"
         for name in names
         if name in table and not table[name].holds(values)
     }

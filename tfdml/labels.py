@@ -27,7 +27,7 @@ def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.
         array([3, 1])
         >>> integer_labels(["cat", "dog", "cat"])
         Traceback (most recent call last):
-        tfdml.errors.UserError: labels must be integers, not names such as 'cat': np.unique(labels, ...
+        tfdml.errors.UserError: labels must be integers, not names such as 'cat': ...
     """
     array = as_array(labels, what)
     if array.ndim == 2 and array.shape[1] == 1:
@@ -51,7 +51,7 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
     Example:
         >>> image_rows([[0, -1]], "pairs")
         Traceback (most recent call last):
-        tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, the rows of the images
+        tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, ...
     """
     with user_errors(
         ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"
@@ -123,7 +123,7 @@ def require_classes(labels: np.ndarray, use: str) -> None:
     Example:
         >>> require_classes(np.zeros(12, np.int64), "training")
         Traceback (most recent call last):
-        tfdml.errors.UserError: training needs images of two classes or more; all 12 are of class 0: check how ...
+        tfdml.errors.UserError: training needs images of two classes or more; all ... class 0: ...
     """
     if len(labels) and (labels == labels[0]).all():
         count = f"all {len(labels)} are of class {labels[0]}"

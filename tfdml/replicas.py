@@ -45,12 +45,13 @@ _EMPTY = "a batch has fewer images than there are replicas"
 _UNEQUAL = "of type AddN must have the same size and shape"
 # What errors of TensorFlow and our own say, and what to do about them.
 _ADVICE = {
-    _EMPTY: f"{_EMPTY} (the last one of an epoch?): leave it out, by batch(size, drop_remainder=True) or a number of "
-    "images that the batch size divides",
+    _EMPTY: f"{_EMPTY} (the last one of an epoch?): leave it out, by batch(size, "
+    "drop_remainder=True) or a number of images that the batch size divides",
     # Of Keras, which adds up the replicas' images where it looks at the first batch.
-    _UNEQUAL: "the first batch cannot be split equally among the replicas: choose a batch size that they can share",
-    "Shape mismatch in the collective instance": "one tf.distribute strategy serves a whole process: make one and "
-    "train every model of the process within it",
+    _UNEQUAL: "the first batch cannot be split equally among the replicas: choose a batch size "
+    "that they can share",
+    "Shape mismatch in the collective instance": "one tf.distribute strategy serves a whole "
+    "process: make one and train every model of the process within it",
 }
 
 

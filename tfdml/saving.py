@@ -64,7 +64,8 @@ class SavedByArguments:
 
     def __repr__(self):
         shown = {key: value for key, value in self._arguments().items() if value is not None}
-        return f"{type(self).__name__}({', '.join(f'{key}={_in_words(value)}' for key, value in shown.items())})"
+        written = [f"{key}={_in_words(value)}" for key, value in shown.items()]
+        return f"{type(self).__name__}({', '.join(written)})"
 
 
 def _signature(cls: type) -> inspect.Signature:

@@ -1,9 +1,13 @@
-"""Convert published ImageNet checkpoints into weights files of the Keras backbones.
+r"""Convert published ImageNet checkpoints into weights files of the Keras backbones.
 
-  python -m tools.convert_weights --from=bn_inception-52deb4733.pth --architecture=bn_inception --out=bn.weights.h5
-  python -m tools.convert_weights --from=googlenet-1378be20.pth --architecture=googlenet_bn --out=gn.weights.h5
-  python -m tools.convert_weights --from=resnet50-0676ba61.pth --architecture=resnet50_v1_5 --out=resnet50.weights.h5
-  python -m tools.convert_weights --from=bvlc_googlenet.npz --architecture=googlenet --out=googlenet.weights.h5
+  python -m tools.convert_weights --from=bn_inception-52deb4733.pth --architecture=bn_inception \
+      --out=bn.weights.h5
+  python -m tools.convert_weights --from=googlenet-1378be20.pth --architecture=googlenet_bn \
+      --out=gn.weights.h5
+  python -m tools.convert_weights --from=resnet50-0676ba61.pth --architecture=resnet50_v1_5 \
+      --out=resnet50.weights.h5
+  python -m tools.convert_weights --from=bvlc_googlenet.npz --architecture=googlenet \
+      --out=googlenet.weights.h5
   tfdml train --backbone=bn_inception --weights=bn.weights.h5 ...
 
 Reads state dicts (.pth, .safetensors; both need `pip install torch safetensors`) and .npz files of

@@ -45,8 +45,10 @@ Done. On {result["protocol"].split("on ")[-1]}:
   SavedModel      {newest}   (image bytes -> embedding; needs TensorFlow only)
   metrics, log    {ROOT / run}/result.json, metrics.jsonl, tensorboard/
 
-Next, on your own images, one folder per class (half of the classes, by name, are kept unseen to measure on):
-  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 --weights=imagenet --run_dir=runs/photos
+Next, on your own images, one folder per class (half of the classes, by name, are kept unseen, to
+measure on):
+  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 \
+      --weights=imagenet --run_dir=runs/photos
 """)
 
 

@@ -26,7 +26,8 @@ def places(tmp_path_factory):
 
 # Values that have been the end of many a program. None names what a command could write to.
 NASTY = [
-    "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true", "maybe", "none", "é",
+    "", "nan", "inf", "-inf", "-1", "0", "1", "1e400", "-0.5", "99999999999999999999", "true",
+    "maybe", "none", "é",
     "a\udcff", "x" * 300, "a,b", ",", "(", "[1]", "x(y=z)", "%s", "{}", "'", "\n", "rest://localhost:1/x",
     "/no/folder/x",
 ]  # fmt: skip

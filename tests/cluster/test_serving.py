@@ -140,7 +140,8 @@ def test_work_whose_client_is_gone_is_dropped():
         listen("127.0.0.1", 0) as opened,
         serving(application(Version("shop", "1", handle), ServeSettings()), opened),
     ):
-        request = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}"
+        start = b"POST /v1/models/shop:predict HTTP/1.1\r\nHost: localhost\r\n"
+        request = start + b"Content-Length: 2\r\n\r\n{}"
         with socket.create_connection(opened.getsockname(), timeout=60) as client:
             client.sendall(request)
             assert handle.begun.wait(60)

@@ -187,8 +187,10 @@ def test_the_process_ends_while_batches_are_still_being_made():
         names, arrays = ("",) * 100, np.zeros((100, 112, 112, 3), np.uint8)
         kept = []
         for images in (EncodedImages((file.getvalue(),) * 100, names), ArrayImages(arrays, names)):
-            data = ImageDataset("made", "train", images, np.arange(100), {i: "" for i in range(100)})
-            batches = training_batches(data, ShuffleSampler(100, 64), TrainTransform(resize=112, image_size=96))
+            names = {i: "" for i in range(100)}
+            data = ImageDataset("made", "train", images, np.arange(100), names)
+            view = TrainTransform(resize=112, image_size=96)
+            batches = training_batches(data, ShuffleSampler(100, 64), view)
             for _ in range(3):
                 next(iter(batches))
             kept.append(iter(batches))

@@ -13,7 +13,8 @@ EXPORT = pathlib.Path(__file__).resolve().parents[2] / "export"
 # Fields of messages that TF Serving's Python package leaves out, by session_bundle_config.proto and
 # monitoring_config.proto.
 FIELDS = {
-    "batching.config": "max_batch_size batch_timeout_micros max_enqueued_batches num_batch_threads thread_pool_name "
+    "batching.config": "max_batch_size batch_timeout_micros max_enqueued_batches num_batch_threads "
+    "thread_pool_name "
     "enable_large_batch_splitting max_execution_batch_size value",
     "monitoring.config": "prometheus_config enable path",
 }

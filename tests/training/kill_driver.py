@@ -1,7 +1,7 @@
 """Runs of `tfdml train` that are killed at moments named by what is on disk, each in its own
 process.
 
-    python -m tests.training.kill_driver '[{"flags": [...], "kill": ["after", "flags.txt", 1]}, ...]'
+    python -m tests.training.kill_driver '[{"flags": [...], "kill": [...]}, ...]'
 
 Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to
 compute. Prints what became of each: its exit status, or the number of the signal that ended it,

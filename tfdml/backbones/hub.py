@@ -236,8 +236,8 @@ def load_preset(
     how = (
         "is the folder whole?"
         if os.path.isdir(path)
-        else "offline? where there is a network write it with `save_to_preset` (of the backbone and of its image "
-        "converter), and pass 'hub:FOLDER'"
+        else "offline? where there is a network write it with `save_to_preset` (of the backbone "
+        "and of its image converter), and pass 'hub:FOLDER'"
     )
     # Each of the places from which it fetches has errors of its own.
     with user_errors(Exception, f"backbone 'hub:{name}' cannot be loaded: {REASON}; {how}"):

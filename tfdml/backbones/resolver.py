@@ -116,7 +116,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
         >>> check("mobilenetv2", alpha=0.35)
         >>> check("mobilenetv4")
         Traceback (most recent call last):
-        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; did you mean 'mobilenetv2'? one of bn_inception, ...
+        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; did you mean 'mobilenetv2'? one ...
     """
     if not _is_preset(name, weights, options):
         _find(name, weights, options)

@@ -1,10 +1,12 @@
-"""Find what is wrong with a data set: near-duplicates, wrong labels, and outliers.
+r"""Find what is wrong with a data set: near-duplicates, wrong labels, and outliers.
 
   tfdml audit --dataset=folder --data_dir=photos --out=audits/photos
   tfdml audit --model=runs/cars_jrd --out=audits/cars
-  tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 --out=audits/cars
+  tfdml audit --dataset=cars196 --data_dir=/data/cars196 --weights=mnv2_100.weights.h5 \
+      --out=audits/cars
   tfdml audit --embeddings=embeddings/photos --data_dir=photos --out=audits/photos
-  tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv --run_dir=runs/photos
+  tfdml train --dataset=folder --data_dir=photos --drop=audits/photos/audit.csv \
+      --run_dir=runs/photos
 
 Images are embedded by --model, or by an ImageNet network (--backbone, --weights). With --embeddings
 they are embedded already; --data_dir is then where their names count from. Without images, as with

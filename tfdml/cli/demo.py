@@ -1,9 +1,10 @@
-"""Open a web page of this machine to try a model: what it finds for an image.
+r"""Open a web page of this machine to try a model: what it finds for an image.
 
   tfdml demo --model=runs/cars_jrd --gallery=photos
   tfdml demo --model=runs/cars_jrd --gallery=embeddings/cars --data_dir=/data/cars196
   tfdml demo --gallery=models/cars_retriever --data_dir=photos
-  tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' --data_dir=/data/cars196
+  tfdml demo --model=models/cars --gallery='lancedb:///data/galleries?table=cars' \
+      --data_dir=/data/cars196
 
 --gallery is one of
   a folder of images, or of class folders, which are embedded at the start

@@ -1,7 +1,8 @@
-"""Write the embeddings of a data set, with the names, labels, roles and groups of its images.
+r"""Write the embeddings of a data set, with the names, labels, roles and groups of its images.
 
   tfdml embed --model=runs/cars_jrd --out=embeddings/cars
-  tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all --out=embeddings/cars
+  tfdml embed --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --split=all \
+      --out=embeddings/cars
   tfdml embed --model=runs/cars_jrd --truncate_dim=32 --out=embeddings/cars32
   tfdml embed --model=runs/head --features=new.parquet --out=embeddings/new
   tfdml embed --model=runs/signs --texts=queries.txt --out=embeddings/texts

@@ -12,9 +12,9 @@
   tfdml evaluate --model=runs/cars_jrd --task=classification
 
 --model embeds the images, or is stored embeddings:
-  a folder that tfdml embed wrote; a Parquet file or a folder of them, with the columns embedding and label
+  a folder that tfdml embed wrote; a Parquet file or a folder of them, with columns embedding, label
   an .npy file of embeddings (N, d), with --dataset for the labels
-  an .npz file with the arrays embeddings (N, d) and labels (N,), and for queries that are searched in the rest
+  an .npz file with the arrays embeddings (N, d), labels (N,), and for queries that search the rest
   is_query (N,) bool
 
 --metrics are of recall, recall@K (CMC), precision@K, map@K, map@r, r_precision, nmi, ami, f1, and

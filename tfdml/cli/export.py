@@ -1,4 +1,4 @@
-"""Export the embedder of a run.
+r"""Export the embedder of a run.
 
   tfdml export --run_dir=runs/cars_jrd --out=models/cars
   tfdml export --run_dir=runs/cars_jrd --out=models/cars --formats=saved_model,litert
@@ -20,7 +20,8 @@ classes find anything. model_card.json has the threshold.
 
   tfdml export --run_dir=runs/cars_jrd --gallery=photos --out=models/cars_retriever
   tfdml export --embedder=models/cars --gallery=photos --out=models/cars_retriever
-  tfdml export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 --out=models/cars_retriever
+  tfdml export --embedder=models/cars --gallery=/data/cars196 --gallery_dataset=cars196 \
+      --out=models/cars_retriever
 
 With --gallery, a retriever is written: a SavedModel with the embedder and the gallery's embeddings,
 ids, labels and metadata, and the signatures search_bytes, search_embedding and search_each.

@@ -1,8 +1,9 @@
-"""Write the embeddings of a data set into a database, where they are searched.
+r"""Write the embeddings of a data set into a database, where they are searched.
 
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?distance=cosine'
-  tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ --truncate_dim=32
+  tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ \
+      --truncate_dim=32
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids
 that are there from other embeddings are an error, or their rows are replaced (--replace). After a

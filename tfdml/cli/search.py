@@ -1,4 +1,4 @@
-"""Find the nearest images of a gallery.
+r"""Find the nearest images of a gallery.
 
   tfdml search --gallery=models/cars_retriever --queries='photos/*.jpg' --max_distance=calibrated
   tfdml search --gallery=embeddings/cars --model=models/cars --queries=photos/1.jpg --k=3
@@ -6,7 +6,8 @@
   tfdml search --gallery=embeddings/cars --queries=queries.npz --out=neighbors.parquet
   tfdml search --gallery=embeddings/cars --queries=embeddings/cars --k=1000 --out=neighbors.csv
   tfdml search --gallery=embeddings/cars_head --model=runs/head --queries=new.npz
-  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd --queries=1.jpg,2.jpg
+  tfdml search --gallery='lancedb:///data/galleries?table=cars' --model=runs/cars_jrd \
+      --queries=1.jpg,2.jpg
 
 --gallery is one of
   a retriever that tfdml export --gallery wrote; it embeds the images itself

@@ -1,17 +1,20 @@
 r"""Train an image embedder and measure it on classes never seen in training.
 
   tfdml train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
-  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 --weights=mnv2_035.weights.h5 \
+  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 \
+      --weights=mnv2_035.weights.h5 \
               --run_dir=runs/cars_jrd
-  tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet --run_dir=runs/photos
-  tfdml train --features=vectors.parquet --head=mlp --objectives=multi_similarity --run_dir=runs/head
-  tfdml train --run_dir=runs/cars_jrd --resume          continue a run that was stopped
-  tfdml train --run_dir=runs/cars_jrd --resume --finish    end it here, with metrics, embedder and report
-  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final     the model to ship: the same settings, on all classes
-  tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    a new run from old weights
-  tfdml train --flagfile=... --run_dir=... --seeds=3    a run for each of three seeds, and their mean with intervals
-  tfdml train --flagfile=... --run_dir=... --folds=4    one for each quarter of the classes, which it holds out
-  tfdml train --flagfile=... --run_dir=... --dry_run    print the experiment: images, parameters, rates and steps
+  tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet \
+      --run_dir=runs/photos
+  tfdml train --features=vectors.parquet --head=mlp --objectives=multi_similarity \
+      --run_dir=runs/head
+  tfdml train --run_dir=runs/cars_jrd --resume            continue a run that was stopped
+  tfdml train --run_dir=runs/cars_jrd --resume --finish   end it here, with all of its results
+  tfdml train --final_of=runs/cars_jrd --run_dir=runs/final   the model to ship, of all classes
+  tfdml train --flagfile=... --run_dir=... --start_from=runs/cars_jrd    from old weights
+  tfdml train --flagfile=... --run_dir=... --seeds=3   a run for each seed; mean and intervals
+  tfdml train --flagfile=... --run_dir=... --folds=4   holds out each quarter of the classes
+  tfdml train --flagfile=... --run_dir=... --dry_run   print images, parameters, rates and steps
 
 The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, result.json,
 checkpoints/, embedder.keras, tensorboard/ and report/index.html.

@@ -343,10 +343,11 @@ def check_depth(task: RetrievalTask, names: Sequence[str]) -> None:
             why = "no query shares its class with another image"
         else:
             why = "queries and gallery have no class in common; do both use the same class ids?"
-        ignored = f"; up to {task.relevance.most_ignored} images of each query are ignored"
-        raise UserError(
-            f"{why}{ignored if task.relevance.most_ignored else ''}{f' (level {end[1:]})' if end else ''}"
-        )
+        if task.relevance.most_ignored:
+            why += f"; up to {task.relevance.most_ignored} images of each query are ignored"
+        if end:
+            why += f" (level {end[1:]})"
+        raise UserError(why)
 
 
 def nearest_left(

@@ -263,7 +263,8 @@ def export_model(
     """Export an embedder as the next version, in every requested format or not at all.
 
         folder/<n>/   saved_model.pb, assets.extra/tf_serving_warmup_requests
-                      litert/{float32,float16,dynamic_range,int8}.tflite   onnx/model.onnx   model_card.json
+                      litert/{float32,float16,dynamic_range,int8}.tflite
+                      onnx/model.onnx   model_card.json
 
     Each file is run on images of `test` and compared with the embedder; where one differs by more
     than its tolerance no version is written, and the error says which and by how much. Everything

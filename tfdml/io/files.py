@@ -74,8 +74,8 @@ def in_store(path: str | os.PathLike) -> bool:
     server or database.
 
     Example:
-        >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars"), in_store("runs/cars")
-        (True, False, False)
+        >>> in_store("s3://bucket/runs/cars"), in_store("http://localhost:8501/v1/models/cars")
+        (True, False)
     """
     scheme, separator, _ = os.fspath(path).partition("://")
     if not separator or scheme in ("http", "https"):

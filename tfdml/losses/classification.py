@@ -387,7 +387,8 @@ class ProxyAnchorLoss(ClassSimilarityLoss):
 
     L = (1/|P+|) sum over classes c in the batch of ln(1 + sum over images x of c of exp(-alpha
     (s_xc - margin)))
-      + (1/C) sum over all classes c of ln(1 + sum over images x not of c of exp(alpha (s_xc + margin)))
+      + (1/C) sum over all classes c of
+            ln(1 + sum over images x not of c of exp(alpha (s_xc + margin)))
 
     The sums run over the images of the global batch: under a distribution strategy each replica
     gathers the similarities of all. They belong to proxies and not to images, so that every image

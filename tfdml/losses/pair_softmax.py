@@ -317,7 +317,7 @@ class MultiSimilarityLoss(CosinePairLoss):
 
     L = (1/B) sum over anchors i of (1/alpha) ln(1 + sum over mined positives of exp(-alpha (s_ik -
     base)))
-                                  + (1/beta) ln(1 + sum over mined negatives of exp(beta (s_ik - base)))
+                          + (1/beta) ln(1 + sum over mined negatives of exp(beta (s_ik - base)))
 
     The mean is over all anchors, mined or not, as in the paper's equation and the authors' code.
     The pairs are those of `tfdml.mining.multi_similarity_pairs`. pytorch-metric-learning has the

@@ -16,7 +16,8 @@ class AttentionEnsemble(Embedder):
     """An embedder of M heads that see the image through different attention masks (ABE-M).
 
     images -> scaling -> trunk -> x -> attention network -> masks, one per head
-      x * mask_m -> rest of the backbone -> feature map m -> pooling -> dense -> projection m (d/M) -> L2 -> head m
+      x * mask_m -> rest of the backbone -> feature map m -> pooling -> dense
+                 -> projection m (d/M) -> L2 -> head m
       all heads, concatenated, divided by sqrt(M) -> embedding (B, d) float32 of length 1
 
     The backbone is cut at two layers: up to the first lies the trunk; the attention network starts

@@ -37,7 +37,8 @@ _DISTANCES = ("d_pos", "d_neg", "violations")
 class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersModel):
     """Trains an embedder on (images, integer labels) with a weighted sum of objectives.
 
-        learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98), JointRepresentationSimilarity()])
+        learner = MetricLearner(embedder, [ProxyLoss(AMSoftmaxLoss(), 98),
+                                           JointRepresentationSimilarity()])
         learner.compile(optimizer="adam")
         learner.fit(batches, epochs=12)
         embedder.save("embedder.keras")

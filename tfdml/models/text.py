@@ -232,7 +232,7 @@ class TextEmbedder(Embedder):
         Example:
             >>> TextEmbedder(byte_encoder(4), ByteTokenizer(4)).tokenize(["a", "abcd"])
             Traceback (most recent call last):
-            tfdml.errors.UserError: 1 of 2 texts do not fit into 4 tokens, the first is text 1, 'abcd': ...
+            tfdml.errors.UserError: 1 of 2 texts do not fit into 4 tokens, the first is text 1, ...
         """
         for row, text in enumerate(texts):
             if not isinstance(text, str) or not text.strip():

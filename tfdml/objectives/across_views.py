@@ -197,7 +197,8 @@ class SoftmaxAcrossViews(ViewContrast):
 
     With logits s_ij = t x_i.y_j of unit vectors, and P(i) the items that are positives of i:
 
-        L = (l(s) + l(s^T)) / 2,   l(s) = (1/B) sum_i -(1/|P(i)|) sum over j of P(i) of log(exp(s_ij) / sum_k exp(s_ik))
+        L = (l(s) + l(s^T)) / 2,
+        l(s) = (1/B) sum_i -(1/|P(i)|) sum over j of P(i) of log(exp(s_ij) / sum_k exp(s_ik))
 
     k runs over the positives and negatives. With distinct labels P(i) = {i}. Several positives
     share the softmax, and the loss is the mean over them, as L_out of supervised contrastive
@@ -245,7 +246,8 @@ class SigmoidAcrossViews(ViewContrast):
 
     With logits s_ij = t x_i.y_j + b of unit vectors:
 
-        L = (1/B) sum over pairs (i, j) of ln(1 + exp(-z_ij s_ij)),   z_ij = 1 for positives, -1 for negatives
+        L = (1/B) sum over pairs (i, j) of ln(1 + exp(-z_ij s_ij)),
+        z_ij = 1 for positives, -1 for negatives
 
     Each positive counts as one. With distinct labels those are the B pairs (i, i) of the B^2, which
     b balances. The scale t starts at 10 and is trained through its logarithm; b starts at -10.

@@ -98,7 +98,8 @@ class LearnedMargin(ReducedObjective):
 
     Example:
         >>> embeddings = keras.ops.array([[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]])
-        >>> objective = LearnedMargin(num_classes=2)  # [1.4 - sqrt(0.4)]_+ of the second image is active
+        >>> # [1.4 - sqrt(0.4)]_+ of the second image is active
+        >>> objective = LearnedMargin(num_classes=2)
         >>> float(objective({"embedding": embeddings}, keras.ops.array([0, 0, 1])))
         0.7675445
 
@@ -302,7 +303,8 @@ class SphereFace2(ProxyLoss):
     classes.
 
     L = (lambda / r) ln(1 + exp(-(r (g(cos_y) - m) + b)))
-        + ((1 - lambda) / r) sum over j != y of ln(1 + exp(r (g(cos_j) + m) + b)),   g(z) = 2 ((z + 1) / 2)^t - 1
+        + ((1 - lambda) / r) sum over j != y of ln(1 + exp(r (g(cos_j) + m) + b)),
+        g(z) = 2 ((z + 1) / 2)^t - 1
 
     averaged over the batch (SphereFace2-C). b, one for all classes, is learned. It starts where
     images that are alike to no proxy pull as much as they push. The gradient of an image and a

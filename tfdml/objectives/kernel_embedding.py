@@ -152,7 +152,8 @@ class JointRepresentationSimilarity(JointKernelObjective):
     with x- the pooled features, x the embedding and x+ the class similarities. Added to AMSoftmax
     with weight alpha it is the paper's objective (eq. 11):
 
-        objectives = [ProxyLoss(AMSoftmaxLoss(20.0, 0.1), num_classes), JointRepresentationSimilarity(weight=1.0)]
+        objectives = [ProxyLoss(AMSoftmaxLoss(20.0, 0.1), num_classes),
+                      JointRepresentationSimilarity(weight=1.0)]
 
     The gradient reaches every level, the class proxies too. A batch of one class gives 0.
 

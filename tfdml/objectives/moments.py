@@ -28,7 +28,8 @@ class HighOrderMomentLoss(Objective):
     with the moments phi_k of `tfdml.layers.HighOrderMoments` and a trained matrix A_k. Added to the
     same loss on the embedding it is the paper's objective (eq. 9):
 
-        objectives = [MetricLoss(BinomialDevianceLoss()), HighOrderMomentLoss(BinomialDevianceLoss())]
+        objectives = [MetricLoss(BinomialDevianceLoss()),
+                      HighOrderMomentLoss(BinomialDevianceLoss())]
 
     Images of one class are drawn to have the same distribution of deep features, not only the same
     mean. The moments are computed on each replica, and only the embeddings e_k are gathered. All

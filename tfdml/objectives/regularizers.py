@@ -70,7 +70,8 @@ class DensityAdaptivity(ReducedObjective):
     nature. The last sum keeps the targets in the ratio of R^eta. Only together with a metric loss
     does the spread stay bounded:
 
-        objectives = [MetricLoss(ContrastiveLoss(reduction="sum")), DensityAdaptivity(num_classes=98, weight=10.0)]
+        objectives = [MetricLoss(ContrastiveLoss(reduction="sum")),
+                      DensityAdaptivity(num_classes=98, weight=10.0)]
 
     The reference densities are measured by one pass over the training images before the first step
     (by `MetricLearner.calibrate`, which the command line calls itself), or given. A class whose
@@ -270,7 +271,8 @@ class EnergyConfusion(ReducedObjective):
     loss that it is added to, so that the network cannot rest on the few traits that separate the
     training classes most easily. It has to stay the weaker of the two:
 
-        objectives = [MetricLoss(BinomialDevianceLoss(reduction="sum")), EnergyConfusion(reduction="sum", weight=0.13)]
+        objectives = [MetricLoss(BinomialDevianceLoss(reduction="sum")),
+                      EnergyConfusion(reduction="sum", weight=0.13)]
 
     Its gradient reaches the projection layer only (sec. 4.2): the objective reads
     `detached_embedding` or `detached_projection`, which a `MetricLearner` asks its embedder for
@@ -380,7 +382,8 @@ class EntropySpread(ReducedObjective):
 
     `form="pairs"`, the one that DML-DA is compared with:
 
-        L = -(1 / N_pairs) sum over i != j of H(p_ij),   p_ij = 1 / (1 + exp(|x_i - x_j|^2 - threshold))
+        L = -(1 / N_pairs) sum over i != j of H(p_ij),
+        p_ij = 1 / (1 + exp(|x_i - x_j|^2 - threshold))
 
     with H(p) = -p ln p - (1 - p) ln(1 - p), between -ln 2 and 0. p_ij is the probability that two
     images are alike; its entropy is largest where their squared distance is the threshold, so that
@@ -491,7 +494,8 @@ class IntraClassPenalty(ReducedObjective):
     nothing. The JRD paper adds it to AMSoftmax, with weight alpha, to show that lambda, the error
     of the best classifier of seen and unseen classes together, grows with alpha:
 
-        objectives = [ProxyLoss(AMSoftmaxLoss(20.0, 0.1), num_classes), IntraClassPenalty(reduction="sum", weight=1.0)]
+        objectives = [ProxyLoss(AMSoftmaxLoss(20.0, 0.1), num_classes),
+                      IntraClassPenalty(reduction="sum", weight=1.0)]
 
     Args:
         representation: The name of the vectors x (B, D).

@@ -35,7 +35,7 @@ def check_objectives(text: str) -> None:
         >>> check_objectives("am_softmax + 0.4 * jrs")
         >>> check_objectives("jrs(level=pooled)")
         Traceback (most recent call last):
-        tfdml.errors.UserError: `objectives='jrs(level=pooled)'`: jrs: no argument 'level'; it has kernels, levels, ...
+        tfdml.errors.UserError: `objectives='jrs(level=pooled)'`: jrs: no argument 'level'; it ...
     """
     _each_term(text, lambda weight, call: _read(call))
 

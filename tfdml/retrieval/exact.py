@@ -234,8 +234,8 @@ def nearest_neighbors(
     in float64. Where rounding could have left out a nearer image, because many are about as near,
     or far from the median, the query is searched once more in float64. So copies are at exactly 0,
     and the block size does not change a distance. What remains: of more images than 8 k within
-    1e-12 of the k-th, some of which are no copies, the first rows are taken. Where Keras is loaded and
-    has a GPU, the products are its own, with TF32 switched off.
+    1e-12 of the k-th, some of which are no copies, the first rows are taken. Where Keras is loaded
+    and has a GPU, the products are its own, with TF32 switched off.
 
     Args:
         queries: (N, d) embeddings, normalized or not.

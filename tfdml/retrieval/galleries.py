@@ -392,9 +392,10 @@ def connect(uri: str) -> GalleryDatabase:
 
     Example:
         >>> import tempfile, numpy as np
-        >>> with tempfile.TemporaryDirectory() as folder, connect(f"lancedb://{folder}/cars") as gallery:
-        ...     gallery.upsert(["a", "b"], np.array([[0.0, 1.0], [1.0, 0.0]]), {"class": ["bus",
-        ...     "coupe"]})
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> with connect(f"lancedb://{folder.name}/cars") as gallery:
+        ...     vectors = np.array([[0.0, 1.0], [1.0, 0.0]])
+        ...     gallery.upsert(["a", "b"], vectors, {"class": ["bus", "coupe"]})
         ...     neighbors = gallery.search(np.array([[0.9, 0.1]]), k=1)
         >>> neighbors.ids.tolist(), neighbors.columns["class"].tolist()
         ([['b']], [['coupe']])

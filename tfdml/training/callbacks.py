@@ -189,7 +189,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         record["learning_rate"] = float(
             keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)
         )
-        self.checkpoint()  # a run that is killed while it measures closes this epoch when it is resumed
+        self.checkpoint()  # a run that is killed while it measures closes this epoch later
         with averaged(self.model):
             record.update(self._evaluator.each_epoch(self.model, epoch + 1))
         self._record(record)

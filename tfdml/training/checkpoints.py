@@ -335,7 +335,8 @@ _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillo
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
-        flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz  checkpoints/  embedder.keras
+        flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz
+    checkpoints/  embedder.keras
          tensorboard/  report/index.html
         and, where they apply, moments.keras  text_embedder.keras  watch.json
 

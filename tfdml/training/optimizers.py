@@ -114,7 +114,7 @@ def rate_schedule(
     After w warm-up steps of T in all, with f the final share and u = (t - w) / (T - w):
 
         step     rate drop_factor^(drops at or before t)
-        cosine   rate (f + (1 - f) (1 + cos(pi u)) / 2)        Loshchilov and Hutter, "SGDR", ICLR 2017, eq. 5
+        cosine   rate (f + (1 - f) (1 + cos(pi u)) / 2)   Loshchilov, Hutter, "SGDR", 2017, eq. 5
 
     Args:
         kind: One of `SCHEDULES`.
@@ -413,9 +413,9 @@ def build_optimizer(
             follow it in proportion.
         weight_decay: Coupled (added to the gradient, as in PyTorch's Adam) for adam and sgd;
             decoupled, at each variable's own rate, for adamw. Learned scales, offsets, boundaries
-            and targets take none (CLIP and GeM train theirs so). 0 by default for all, whereas AdamW's
-            own default is 0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe that
-            the caller states.
+            and targets take none (CLIP and GeM train theirs so). 0 by default for all, whereas
+            AdamW's own default is 0.004 in Keras and 0.01 in PyTorch: a decay is part of the recipe
+            that the caller states.
         epsilon: Adam's; None for its default: 1e-7 in Keras, 1e-8 in PyTorch.
         momentum: SGD's.
         clip_norm: The largest norm of the gradient over all replicas; 0 for none.

@@ -769,7 +769,8 @@ class Experiment(
         ...     **network)
         >>> experiment.backbone, experiment.epochs
         ('conv4', 1)
-        >>> tfdml.training.train(experiment).result["dataset"]  # and "metrics", "metrics_before", "intervals", ...
+        >>> # and "metrics", "metrics_before", "intervals", ...
+        >>> tfdml.training.train(experiment).result["dataset"]
         'glyphs'
     """
 
@@ -877,7 +878,8 @@ def recipe_for(given: Mapping[str, Any]) -> str:
     weights.
 
     Example:
-        >>> recipe_for({}), recipe_for({"weights": "imagenet"}), recipe_for({"features": "vectors.npz"})
+        >>> recipe_for({}), recipe_for({"weights": "imagenet"}),
+        ...     recipe_for({"features": "vectors.npz"})
         ('scratch', 'finetune', 'frozen')
     """
     if given.get("features") or given.get("backbone_rate") == 0:

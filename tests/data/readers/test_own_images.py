@@ -248,7 +248,8 @@ def test_paths_are_relative_to_the_list_or_absolute(tmp_path, monkeypatch):
 
 
 def test_parquet_gives_what_csv_gives(write, tmp_path):
-    text = f"path,label,split,role\na.jpg,{2**53 + 1},train,\nb.jpg,7,test,query\n./b.jpg,7,test,query\n"
+    rows = f"a.jpg,{2**53 + 1},train,\nb.jpg,7,test,query\n./b.jpg,7,test,query\n"
+    text = f"path,label,split,role\n{rows}"
     text += "c.jpg,7,test,gallery\n"
     as_csv = _both(write(text))
     assert as_csv[0].labels.tolist() == [2**53 + 1]
