@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import commands
 from tfdml.training import trainer
-from tfdml.training.callbacks import Interrupted
+from tfdml.training.interruption import Interrupted
 
 
 @pytest.mark.slow

@@ -26,8 +26,8 @@ from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
 from tfdml.training import RunFolder, build, callbacks, checkpoints, trainer
-from tfdml.training.callbacks import SIGNALS, Interrupted
 from tfdml.training.images import load_splits
+from tfdml.training.interruption import SIGNALS, Interrupted
 from tfdml.training.results import Evaluator
 
 
@@ -281,7 +281,9 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_path, monkeypatch):
+def test_a_final_model_has_the_steps_of_the_selected_epoch_and_says_what_that_is(
+    tmp_path, monkeypatch, caplog
+):
     measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
     settings = RunFolder(tmp_path / "measured").final_settings()
     assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
@@ -293,8 +295,16 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_all_classes(tmp_p
         validation=None,
     )
     monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
-    result = trainer.train(final).result
+    with caplog.at_level("INFO", logger="absl"):
+        result = trainer.train(final).result
     assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
+    message = "\n".join(caplog.messages)
+    assert "3 steps on 8 classes, where the measured run had 3 steps an epoch on 8" in message
+    # 8 images a step: of 56 in the final model, of 32 in the measured run.
+    seen, before = (measured["epoch"] * STEPS * 8 / size for size in (56, 32))
+    assert f"seen {seen:.1f} times, in the measured run {before:.1f} times" in message
+    # 3 steps times 56 / 32.
+    assert "--steps_per_epoch=5 sees it as often" in message
 
 
 def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):

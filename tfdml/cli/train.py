@@ -107,12 +107,8 @@ def train(values: Flags) -> None:
         experiment = dataclasses.replace(folder.load_experiment(), **explicit)
     else:
         new = _new_settings(values)
-        if values.final_of:
-            length = f"{new['epochs']} epochs of {new['steps_per_epoch']} steps"
-            logging.info(
-                "final model of %s: %s on all classes; nothing is measured", values.final_of, length
-            )
-        elif added := {name: value for name, value in new.items() if name not in explicit}:
+        added = {name: value for name, value in new.items() if name not in explicit}
+        if added and not values.final_of:
             recipe = settings.recipe_for(explicit) if flags.recipe == "auto" else flags.recipe
             written = shlex.join(
                 f"--{name}={settings.as_text(value)}" for name, value in added.items()

@@ -332,6 +332,21 @@ _WATCHING = ("watch_every", "log_to")
 _PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 
 
+@dataclasses.dataclass(frozen=True)
+class EpochLength:
+    """How long an epoch of a run was, and on how much it trained.
+
+    Attributes:
+        images: The number of training images.
+        classes: The number of their classes.
+        steps: The steps of an epoch.
+    """
+
+    images: int
+    classes: int
+    steps: int
+
+
 class RunFolder:
     """Paths of a run, and the rules of who may write there.
 
@@ -423,11 +438,9 @@ class RunFolder:
             raise UserError(
                 f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0"
             )
-        lines = self.metrics.read_text(encoding="utf-8").splitlines()
-        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
         own = {
             "epochs": result["epoch"],
-            "steps_per_epoch": steps,
+            "steps_per_epoch": self.epoch_length().steps,
             "selection": "last",
             "final_of": str(self.path),
         }
@@ -439,6 +452,13 @@ class RunFolder:
             "report": False,
             "moment_embedder": False,
         }
+
+    def epoch_length(self) -> EpochLength:
+        """Return how long an epoch of this run was."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines()
+        steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
+        trained = read_json(self.data)["train"]
+        return EpochLength(trained["images"], trained["classes"], steps)
 
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than

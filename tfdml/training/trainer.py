@@ -25,7 +25,14 @@ from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, workers
-from tfdml.training.build import build_components, calibrate, check_start, start_from, whitening
+from tfdml.training.build import (
+    Components,
+    build_components,
+    calibrate,
+    check_start,
+    start_from,
+    whitening,
+)
 from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
 from tfdml.training.interruption import Interrupted, Interruption
@@ -105,6 +112,8 @@ def train(
                     return TrainingRun(experiment, result) if processes.is_chief else None
             trainer = Trainer(experiment, processes, interruption, saved)
             if not resume:
+                for line in final_length(trainer.parts):
+                    logging.info("%s", line)
                 trainer.load_initial_weights()
                 if processes.is_chief:
                     owned.enter_context(folder.created(experiment))
@@ -465,8 +474,32 @@ def describe(experiment: Experiment) -> str:
         f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the "
         "training images",
         f"devices      {', '.join(workers.device_names(parts.strategy))}",
+        *final_length(parts),
     ]
     return "\n".join([*lines, "", "as a flag file:", experiment.as_flags()])
+
+
+def final_length(parts: Components) -> Iterator[str]:
+    """Yield how long a final model trains, and how often it sees an image, next to the run that it
+    is final to; nothing of another run."""
+    experiment, train_images = parts.experiment, parts.splits.train
+    if not experiment.final_of:
+        return
+    measured = RunFolder(experiment.final_of).epoch_length()
+    images_per_step = experiment.epochs * parts.sampler.batch_size
+    seen = images_per_step * parts.steps_per_epoch / len(train_images)
+    seen_before = images_per_step * measured.steps / measured.images
+    length = f"{experiment.epochs} epochs of {parts.steps_per_epoch:,} steps"
+    before = f"{measured.steps:,} steps an epoch on {measured.classes:,}"
+    yield (
+        f"final model of {experiment.final_of}: {length} on {train_images.num_classes:,} classes, "
+        f"where the measured run had {before}; nothing is measured"
+    )
+    as_often = round(measured.steps * len(train_images) / measured.images)
+    yield (
+        f"an image is seen {seen:.1f} times, in the measured run {seen_before:.1f} times: "
+        f"--steps_per_epoch={as_often} sees it as often, and takes as much longer"
+    )
 
 
 def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
