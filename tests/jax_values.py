@@ -90,34 +90,88 @@ def fit_together():
     return np.stack(trained)
 
 
-def lost_by_a_failing_step():
-    """How many weights a plain model and a learner lack after a step that fails as it is
-    compiled."""
+def large_ids_are_refused():
+    """Labels beyond int32 are refused before a step."""
     from tests.models.networks import colored_batch, tiny_embedder
-
-    def planted(labels, x):
-        if x.shape[0] == 5:
-            raise ZeroDivisionError
-        return 0.0 * x[:, 0]
 
     labels, x = colored_batch()
     with pytest.raises(tfdml.UserError, match="labels must fit int32 on JAX"):
-        models.MetricLearner(tiny_embedder(), planted).fit(
+        models.MetricLearner(tiny_embedder(), losses.ContrastiveLoss()).fit(
             x, labels.astype("int64") + 2**40, verbose=0
         )
+
+
+def interrupted(labels, x):
+    """A loss that is interrupted while a step on 5 images is compiled."""
+    if x.shape[0] == 5:
+        raise KeyboardInterrupt
+    return x[:, 0]
+
+
+INTERRUPTED = {
+    "fit": lambda model, x, y: model.fit(x[:5], y[:5], verbose=0),
+    "evaluate": lambda model, x, y: model.evaluate(x[:5], y[:5], verbose=0),
+    "train_on_batch": lambda model, x, y: model.train_on_batch(x[:5], y[:5]),
+    "test_on_batch": lambda model, x, y: model.test_on_batch(x[:5], y[:5]),
+    # The second of two steps that are one execution.
+    "fit later": lambda model, x, y: model.fit(
+        x[:11], y[:11], batch_size=6, shuffle=False, verbose=0
+    ),
+}
+GRAY = {
+    "predict": lambda model, x: model.predict(iter([(x,), (x[..., :1],)]), verbose=0),
+    "predict_on_batch": lambda model, x: model.predict_on_batch([x[..., :1]]),
+}
+
+
+def lacking(model):
+    """How many variables of a model and its optimizer have no value that can be read."""
+    variables = [*model.variables, *getattr(model.optimizer, "variables", ())]
+    return sum(variable._value is None or variable._value.is_deleted() for variable in variables)
+
+
+def lost_by_interrupted_steps():
+    """How many values a plain model lacks after a step that is interrupted, and learners and
+    embedders, by method."""
+    from tests.models.networks import colored_batch, tiny_embedder, values
+
+    labels, x = colored_batch()
     plain = keras.Sequential(
         [keras.Input(x.shape[1:]), keras.layers.Flatten(), keras.layers.Dense(2)]
     )
-    plain.compile("sgd", planted)
-    learner = models.MetricLearner(tiny_embedder(), planted)
-    learner.compile("sgd")
-    for model in (plain, learner):
-        model.fit(x, labels, verbose=0)
-        with pytest.raises(ZeroDivisionError):
-            model.fit(x[::2][:5], labels[::2][:5], verbose=0)
-    return np.array(
-        [sum(weight._value is None for weight in model.weights) for model in (plain, learner)]
-    )
+    plain.compile("sgd", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        plain.fit(x[:5], labels[:5], verbose=0)
+    lost = {"plain": lacking(plain)}
+    for name, call in INTERRUPTED.items():
+        learner = models.MetricLearner(tiny_embedder(), interrupted)
+        together = 2 if name == "fit later" else 1
+        learner.compile("adam", steps_per_execution=together)
+        learner.train_on_batch(x[:6], labels[:6])
+        # An older state must not come back.
+        learner.embedder.dense.bias.assign(np.full(5, 7.0))
+        with pytest.raises(KeyboardInterrupt):
+            call(learner, x, labels)
+        lost[name] = lacking(learner)
+        np.testing.assert_allclose(learner.embedder.dense.bias, 7.0, atol=0.01)
+        assert int(learner.optimizer.iterations) == together
+        if name == "fit later":
+            again = models.MetricLearner(tiny_embedder(), interrupted)
+            again.compile("adam")
+            again.train_on_batch(x[:6], labels[:6])
+            again.embedder.dense.bias.assign(np.full(5, 7.0))
+            again.train_on_batch(x[:6], labels[:6])
+            for one, other in zip(values(learner.weights), values(again.weights), strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    towers = {"embedder": tiny_embedder(), "reduced": models.TruncatedEmbedder(tiny_embedder(), 3)}
+    for name, tower in towers.items():
+        expected = tower.predict(x, verbose=0)
+        for method, call in GRAY.items():
+            with pytest.raises(ValueError, match="incompatible"):
+                call(tower, x)
+            lost[f"{name} {method}"] = lacking(tower)
+        np.testing.assert_array_equal(tower.predict(x, verbose=0), expected)
+    return lost
 
 
 def main(source, target):
@@ -162,7 +216,8 @@ def main(source, target):
     arrays["far|jrs"] = np.asarray(far)
     arrays["fit sampled"] = fit_sampled()
     arrays["fit together"] = fit_together()
-    arrays["lost"] = lost_by_a_failing_step()
+    large_ids_are_refused()
+    arrays |= {f"lost|{name}": np.array(n) for name, n in lost_by_interrupted_steps().items()}
     rank_mi = every["mutual information"].objective
     loss = statistics_of(rank_mi, labels, x)
     value, gradients = jax.jit(jax.value_and_grad(loss))(

@@ -5,6 +5,7 @@ newer version makes one unnecessary.
 """
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -68,24 +69,96 @@ def scope_of(model: keras.Model) -> Any:
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
-@contextlib.contextmanager
-def keeping_values(model: keras.Model) -> Iterator[None]:
-    """Enter a block whose errors leave a model's variables with their values.
+class _State:
+    """The variables whose values a step of JAX has taken, in groups, and their newest values."""
 
-    Keras 3.15: on JAX `fit` takes the values out of the variables, and does not return them if the
-    first step fails.
-    """
-    jax = keras.backend.backend() == "jax"
-    owners = (model, model.optimizer) if jax and model.optimizer is not None else ()
-    before = [(variable, variable.value) for owner in owners for variable in owner.variables]
-    before += [(variable, variable.value) for variable in (model.metrics_variables if jax else ())]
+    def __init__(self, groups: list, values: Any):
+        self.groups, self.values = groups, values
+
+    def give_back(self) -> None:
+        """Give the values to the variables that lack theirs."""
+        for variables, values in zip(self.groups, self.values, strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                if variable._value is None or variable._value.is_deleted():
+                    variable._value = value
+
+
+@contextlib.contextmanager
+def _keeping_values(model: Any) -> Iterator[None]:
+    """Enter a block that a model's variables leave with values, whatever ends it."""
     try:
         yield
-    except Exception:
-        for variable, value in before:
-            if variable._value is None:
-                variable._value = value
+    except BaseException:
+        if (state := model.state_of_step) is not None:
+            state.give_back()
         raise
+    finally:
+        if model.state_of_step is not None:
+            # An old state would overwrite what is assigned to the variables later.
+            model.state_of_step = model._jax_state = None
+            model._jax_state_synced = True
+
+
+def _keeping(name: str) -> Callable[..., Any]:
+    """Return a method of `keras.Model` that keeps the values of the variables."""
+    method = getattr(keras.Model, name)
+
+    @functools.wraps(method)
+    def entrance(self, *args, **kwargs):
+        with _keeping_values(self):
+            return getattr(super(InterruptibleModel, self), name)(*args, **kwargs)
+
+    return entrance
+
+
+class InterruptibleModel(keras.Model):
+    """A `keras.Model` whose variables have values after a step that fails or is interrupted: those
+    of the last step that ended.
+
+    Keras 3.15: on JAX `fit`, `evaluate` and `predict` take the values out of the variables, and a
+    compiled step uses up its inputs. The values return only where all goes well.
+    """
+
+    #: What the step has taken, while one of the methods below runs.
+    state_of_step: _State | None = None
+
+    fit = _keeping("fit")
+    evaluate = _keeping("evaluate")
+    predict = _keeping("predict")
+    train_on_batch = _keeping("train_on_batch")
+    test_on_batch = _keeping("test_on_batch")
+    predict_on_batch = _keeping("predict_on_batch")
+
+    def _get_jax_state(self, purge_model_variables=False, **groups):
+        variables = {
+            "trainable_variables": self.trainable_variables,
+            "non_trainable_variables": self.non_trainable_variables,
+            "optimizer_variables": getattr(getattr(self, "optimizer", None), "variables", ()),
+            "metrics_variables": self.metrics_variables,
+        }
+        values = super()._get_jax_state(**groups)  # type: ignore[misc]
+        taken = [list(variables[name]) for name in variables if groups.get(name)]
+        self.state_of_step = _State(taken, values)
+        if purge_model_variables:
+            self._purge_model_variables(**groups)
+        return values
+
+    def _make_function(self, step_function, *args, **kwargs):
+        if keras.backend.backend() != "jax":
+            return super()._make_function(step_function, *args, **kwargs)  # type: ignore[misc]
+
+        def step(state, data):
+            results: list = []
+            try:
+                # Without bytecode of Python, so that no interrupt comes between a step and its
+                # result.
+                results.extend(map(step_function, (state,), (data,)))
+            finally:
+                if results and self.state_of_step is not None:
+                    self.state_of_step.values = results[0][1]
+            return results[0]
+
+        return super()._make_function(step, *args, **kwargs)  # type: ignore[misc]
 
 
 def trained_by(optimizer: Any) -> list:
@@ -286,9 +359,9 @@ class WholeGradients:
         return False
 
 
-class SeveralWorkersModel(keras.Model):
-    """A `keras.Model` whose `fit` and `evaluate` also run on several workers; elsewhere it is an
-    ordinary one.
+class SeveralWorkersModel(InterruptibleModel):
+    """A model whose `fit` and `evaluate` also run on several workers; elsewhere it is an ordinary
+    one.
 
     Keras 3.15 builds a model from the mean of the workers' batches, which may have unequal shapes.
     It averages the metrics of a step along an axis that scalars do not have. Here a model is built

@@ -148,6 +148,36 @@ def _as_numpy(x: Any) -> Any:
     return ops.convert_to_numpy(x) if ops.is_tensor(x) else np.asarray(x)
 
 
+def _expected_shape(embedder: Any) -> tuple:
+    """Return the shape of the images (H, W, 3) that an embedder takes; None: any size."""
+    shape = embedder.view_shape
+    if len(shape) == 1:
+        return shape
+    backbone = getattr(embedder.backbone, "input_shape", None)
+    of_maps = isinstance(backbone, tuple) and len(backbone) == 4
+    sizes = backbone[1:3] if of_maps else (None, None)
+    return (*sizes, shape[-1])
+
+
+def _check_shape(embedder: Any, shape: tuple) -> None:
+    expected = _expected_shape(embedder)
+    fits = len(shape) == 1 + len(expected)
+    for size, own in zip(shape[1:], expected, strict=False):
+        fits = fits and (size == own or size is None or own is None)
+    if fits:
+        return
+    gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
+    advice = (
+        ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such"
+        if gray
+        else ""
+    )
+    names = ["N"]
+    for name, size in zip("HWC", expected, strict=False):
+        names.append(name if size is None else str(size))
+    raise UserError(f"images must have shape ({', '.join(names)}), not {shape}{advice}")
+
+
 def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
     """Refuse images of a shape that an embedder does not take, and warn once of pixels of another
     range.
@@ -158,22 +188,17 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
         stacklevel: Of the warning; 2 is the caller.
 
     Raises:
-        UserError: They have another rank, or another number of channels.
+        UserError: They are a dict, or have another rank, another number of channels or a size that
+            the backbone does not take.
     """
-    embedder = getattr(embedder, "embedder", embedder)
+    while not isinstance(embedder, Embedder) and hasattr(embedder, "embedder"):
+        embedder = embedder.embedder
+    if isinstance(embedder, Embedder) and isinstance(images, dict):
+        raise UserError(f"the images must be an array, not a dict with {', '.join(images)}")
     shape = getattr(images, "shape", None)
     if not isinstance(embedder, Embedder) or shape is None or getattr(shape, "rank", 1) is None:
         return
-    expected = embedder.view_shape
-    if len(shape) != 1 + len(expected) or shape[-1] not in (None, expected[-1]):
-        gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
-        advice = (
-            ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such"
-            if gray
-            else ""
-        )
-        expected_shape = ", ".join(["N", *("HW" if len(expected) == 3 else ""), str(expected[-1])])
-        raise UserError(f"images must have shape ({expected_shape}), not {tuple(shape)}{advice}")
+    _check_shape(embedder, tuple(shape))
     if hasattr(images, "is_compatible_with"):
         return
     embedder.check_values(images)
@@ -193,7 +218,23 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
         )
 
 
-class Embedder(SavedByArguments, SavedAsFile, keras.Model):
+class EmbeddingModel(SavedByArguments, workarounds.InterruptibleModel):
+    """Base of what turns images into embeddings: `predict`, whose images are checked first."""
+
+    __repr__ = keras.Model.__repr__
+
+    def predict(self, x, **kwargs):
+        """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
+        check_images(self, next(iter(first_batch(x)), None))
+        return super().predict(x, **kwargs)
+
+    def predict_on_batch(self, x):
+        """Return the embeddings of one batch of images, as NumPy (B, d)."""
+        check_images(self, next(iter(first_batch(x)), None))
+        return super().predict_on_batch(x)
+
+
+class Embedder(SavedAsFile, EmbeddingModel):
     """Images of pixels 0-255 to L2-normalized embeddings.
 
     The embedder scales pixels itself, so feed it what an image file holds: 0 to 255 of any dtype.
@@ -253,8 +294,6 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         >>> Embedder("conv4", image_size=64, head=head).embedding_dim
         16
     """
-
-    __repr__ = keras.Model.__repr__
 
     def __init__(
         self,
@@ -348,16 +387,6 @@ class Embedder(SavedByArguments, SavedAsFile, keras.Model):
         with workarounds.scope_of(self):
             build_once(self, (None, *self.view_shape))
         workarounds.exclude_from_decay(self.optimizer, self.trainable_variables)
-
-    def predict(self, x, **kwargs):
-        """Return the embeddings of the images, as NumPy (N, d); see `keras.Model.predict`."""
-        check_images(self, next(iter(first_batch(x)), None))
-        return super().predict(x, **kwargs)
-
-    def predict_on_batch(self, x):
-        """Return the embeddings of one batch of images, as NumPy (B, d)."""
-        check_images(self, next(iter(first_batch(x)), None))
-        return super().predict_on_batch(x)
 
     def check_values(self, images) -> None:
         """Refuse values that it has no embedding of; by default none."""

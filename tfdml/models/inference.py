@@ -31,7 +31,9 @@ def compiled(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[An
         return tf.function(function, reduce_retracing=True, autograph=False)
     if keras.backend.backend() == "jax":
         return _on_local_devices(model, function)
-    return lambda images: function(keras.ops.convert_to_tensor(np.asarray(images)))
+    return lambda images: function(
+        keras.tree.map_structure(lambda x: ops.convert_to_tensor(np.asarray(x)), images)
+    )
 
 
 def _on_local_devices(model: keras.Model, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -50,12 +52,15 @@ def _on_local_devices(model: keras.Model, function: Callable[[Any], Any]) -> Cal
     run = _jitted(model, function, variables)
 
     def call(images):
-        images = np.asarray(images)
-        missing = -len(images) % len(devices)
+        images = keras.tree.map_structure(np.asarray, images)
+        count = len(keras.tree.flatten(images)[0])
+        missing = -count % len(devices)
         if missing:
-            images = np.concatenate([images, np.repeat(images[-1:], missing, axis=0)])
+            images = keras.tree.map_structure(
+                lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)]), images
+            )
         outputs = run(weights, jax.device_put(images, by_rows))
-        return keras.tree.map_structure(lambda x: np.asarray(x)[: len(images) - missing], outputs)
+        return keras.tree.map_structure(lambda x: np.asarray(x)[:count], outputs)
 
     return call
 
@@ -74,12 +79,12 @@ def _jitted(model: Any, function: Any, variables: list) -> Callable[..., Any]:
 
 
 def represent_batches(
-    embedder, names: list[str], batches: Iterable[Any]
+    model, names: list[str], batches: Iterable[Any]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Representations of all images, in inference mode.
 
     Args:
-        embedder: A `tfdml.models.Embedder`.
+        model: A `tfdml.models.Embedder`, or what has its `represent`.
         names: Which of its representations; vectors, not maps.
         batches: Batches of (images, labels) that end.
 
@@ -93,10 +98,10 @@ def represent_batches(
         raise ValueError("the batches never end: give one pass over the training images")
 
     def vectors_of(images):
-        representations = embedder.represent(images, training=False)
+        representations = model.represent(images, training=False)
         return {name: ops.cast(representations[name], "float32") for name in names}
 
-    run, parts, labels = compiled(embedder, vectors_of), [], []
+    run, parts, labels = compiled(model, vectors_of), [], []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ValueError("each batch must be (images, labels)")

@@ -1,11 +1,9 @@
 """`MetricLearner`, the model that `fit` trains: an embedder and the objectives that shape it."""
 
-import contextlib
 import inspect
 import itertools
 import types
 import warnings
-from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -302,6 +300,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             representations.update(objective.represent(representations, training=training))
         return representations
 
+    def represent(self, images, training=None) -> dict:
+        """Return the embedder's representations of the images, by name, as `Embedder.represent`; of
+        a dict of views those of all embedders."""
+        if self.towers and not isinstance(images, dict):
+            return self.embedder.represent(images, training=training)
+        return self._by_name(images, lambda tower, views: tower.represent(views, training=training))
+
     def represent_labeled(self, representations, labels, training=None):
         """Return the representations of the images, with those that objectives make of them and the
         labels."""
@@ -397,7 +402,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
         Args:
             batches: The training images in the view of evaluation, as (images, labels) batches that
-                end: a `tf.data.Dataset`, or any iterable.
+                end: a `tf.data.Dataset`, or any iterable. With several views, dicts of them.
             objectives: Which of the learner's; by default all that measure something.
 
         Raises:
@@ -419,7 +424,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if not self.built:
             self.build(self.view_shape)
         names = sorted({str(objective.calibrates_on) for objective in chosen})
-        features, labels = represent_batches(self.embedder, names, batches)
+        features, labels = represent_batches(self, names, batches)
         for objective in chosen:
             objective.calibrate(features[str(objective.calibrates_on)], labels)
 
@@ -487,7 +492,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             # Batches that follow the epochs, as `tfdml.data.ArrayBatches`.
             options["shuffle"] = False
             options["callbacks"] = [x, *keras.tree.flatten(options.get("callbacks") or [])]
-        with self._unchanged_by_errors(), replicas.explaining_empty_replicas():
+        self._create_variables()
+        with replicas.explaining_empty_replicas():
             options["x"] = self._with_checked_classes(options["x"])
             return super().fit(**options)
 
@@ -509,14 +515,14 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """As in Keras, of images and integer labels."""
         self._check_data(x, y, sample_weight, class_weight)
-        with self._unchanged_by_errors():
-            return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
+        self._create_variables()
+        return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         """As in Keras, of images and integer labels."""
         self._check_data(x, y, sample_weight)
-        with self._unchanged_by_errors():
-            return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
+        self._create_variables()
+        return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
 
     def _check_data(self, x, y=None, sample_weight=None, class_weight=None) -> None:
         """Refuse data that no step takes, before Keras compiles one."""
@@ -535,9 +541,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if not parts:
             return
         images, labels = (*parts, None)[:2]
-        for view, tower in self.towers.items() if isinstance(images, dict) else ():
-            check_images(tower, images.get(view), stacklevel=4)
-        check_images(self.embedder, images, stacklevel=4)
+        if self.towers and isinstance(images, dict):
+            for view, tower in self.towers.items():
+                check_images(tower, images.get(view), stacklevel=4)
+        else:
+            check_images(self.embedder, images, stacklevel=4)
         if labels is None:
             raise UserError(
                 "MetricLearner learns from integer labels, one for each item: give (images, labels)"
@@ -546,9 +554,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
             self._check_classes(self._integers(labels))
 
-    @contextlib.contextmanager
-    def _unchanged_by_errors(self) -> Iterator[None]:
-        """Create all variables before a step is compiled; an error leaves their values."""
+    def _create_variables(self) -> None:
+        """Create all variables, before a step is compiled."""
         with workarounds.scope_of(self):
             if not self.built:
                 self.build(self.view_shape)
@@ -556,17 +563,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 workarounds.exclude_from_decay(self.optimizer, self.trainable_variables)
             if self.compiled and not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
-        with workarounds.keeping_values(self):
-            yield
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As in Keras, of classes that were trained on."""
         if not kwargs.get("_use_cached_eval_dataset"):
             self._check_data(x, y, kwargs.get("sample_weight"))
-        with self._unchanged_by_errors():
-            return super().evaluate(
-                self._with_checked_classes(x), self._integers(y), *args, **kwargs
-            )
+        self._create_variables()
+        return super().evaluate(self._with_checked_classes(x), self._integers(y), *args, **kwargs)
 
     def _integers(self, y):
         # Before Keras makes them float32.
@@ -620,12 +623,47 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         ]
 
     def predict(self, x, **kwargs):
-        """Return the embeddings of the images, as NumPy (N, d)."""
-        return self.embedder.predict(x, **kwargs)
+        """Return the embeddings of the images, as NumPy (N, d); with several views those of the
+        first.
+
+        Args:
+            x: What `fit` takes: images, or batches of images, or of images and labels; where there
+                are several views, a dict of them in the place of images, or those of the first.
+            **kwargs: As in Keras.
+
+        Raises:
+            UserError: The images do not fit the embedder, or the first view is missing.
+        """
+        return self.embedder.predict(self._of_first_view(x), **kwargs)
 
     def predict_on_batch(self, x):
-        """Return the embeddings of one batch of images, as NumPy (B, d)."""
-        return self.embedder.predict_on_batch(x)
+        """Return the embeddings of one batch of images, as NumPy (B, d); see `predict`."""
+        return self.embedder.predict_on_batch(self._of_first_view(x))
+
+    def _of_first_view(self, x):
+        """Return the images of the first view, as an array or batches; x itself with one view."""
+        if not self.towers or hasattr(x, "shape"):
+            return x
+        if isinstance(x, dict):
+            return self._first_view(x)
+        if hasattr(x, "element_spec") and hasattr(x, "map"):
+            return x.map(lambda *parts: self._first_view(*parts))
+        if isinstance(x, keras.utils.PyDataset):
+            x = (x[index] for index in range(x.num_batches))
+        return (
+            (self._first_view(*(batch if isinstance(batch, tuple | list) else [batch])),)
+            for batch in x
+        )
+
+    def _first_view(self, images, *labels):
+        """Return the first view of the images of a batch."""
+        del labels
+        first = next(iter(self.towers))
+        if isinstance(images, dict) and first not in images:
+            raise UserError(
+                f"predict embeds the view {first!r}, and the images have {', '.join(images)}"
+            )
+        return images[first] if isinstance(images, dict) else images
 
     def parts(self) -> dict[str, list]:
         """Return the trainable variables by part: `backbone`, `projection`, `objectives`;

@@ -1,17 +1,16 @@
 """An embedder whose vectors are reduced: by components, to the first dimensions, or by a head."""
 
-import keras
 import numpy as np
 from keras import ops
 
 from tfdml.arguments import integer
 from tfdml.layers import L2Normalize, MomentEmbeddings, PrincipalComponents
-from tfdml.models.embedder import Head, build_once
+from tfdml.models.embedder import EmbeddingModel, Head, build_once
 from tfdml.objectives import HighOrderMomentLoss
-from tfdml.saving import SavedByArguments, restore
+from tfdml.saving import restore
 
 
-class ReducedEmbedder(SavedByArguments, keras.Model):
+class ReducedEmbedder(EmbeddingModel):
     """An embedder, a `reduction` of its vectors, and `normalize`.
 
     Subclasses create `reduction`, and may define `features(images)`, what `reduction` takes: by
@@ -23,8 +22,6 @@ class ReducedEmbedder(SavedByArguments, keras.Model):
         resize_mode: How images are brought to that size: see `Embedder`.
         pad_color: What fills up the square in `resize_mode="pad"`.
     """
-
-    __repr__ = keras.Model.__repr__
 
     def __init__(self, embedder, name, **kwargs):
         super().__init__(name=name, **{**kwargs, "autocast": False})
