@@ -130,6 +130,7 @@ def rank_mi(k, **options):
 LEARNERS = {
     "jrd": lambda: learner(jrd()),
     "jrd regularized": regularized,
+    "jrd on batch": regularized,
     "jrd tuned": tuned,
     "metric": lambda: learner(losses.ContrastiveLoss(1.3, "euclidean")),
     "horde": lambda: learner(
@@ -238,7 +239,13 @@ def step(what, rows, strategy):
         found["evaluated loss"] = model.evaluate(
             x, labels, batch_size=BATCH, verbose=0, return_dict=True
         )["loss"]
-    reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
+    if "on batch" in what:
+        found["embedding"] = model.predict_on_batch(x)
+        found["tested loss"] = model.test_on_batch(x, labels, return_dict=True)["loss"]
+        logs = model.train_on_batch(x, labels, return_dict=True)
+        reported = {name: [value] for name, value in logs.items()}
+    else:
+        reported = model.fit(x, labels, batch_size=BATCH, shuffle=False, verbose=0).history
     found["loss"] = reported["loss"][-1]
     observed = {name: reported[name][-1] for name in getattr(model, "observation_trackers", ())}
     observed |= {

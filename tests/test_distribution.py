@@ -12,6 +12,7 @@ PLAIN = ("contrastive/11", "contrastive/19", "am/19", "given/19")
 LEARNERS = (
     "jrd regularized/19",
     "jrd tuned/19",
+    "jrd on batch/9",
     "horde/19",
     "density hard/10",
     "ensemble/10",

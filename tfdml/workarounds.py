@@ -6,6 +6,7 @@ newer version makes one unnecessary.
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -359,7 +360,54 @@ class WholeGradients:
         return False
 
 
-class SeveralWorkersModel(InterruptibleModel):
+def _dividing(name: str) -> Callable[..., Any]:
+    """Return a method of `InterruptibleModel` that takes a batch, and divides it among the
+    replicas."""
+    method = getattr(InterruptibleModel, name)
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def entrance(self, *args, **kwargs):
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        del arguments["self"]
+        names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
+        arguments |= _shares(self, {name: arguments[name] for name in names})
+        return method(self, **arguments)
+
+    return entrance
+
+
+def _shares(model: Any, batch: dict) -> dict:
+    """Return a batch as `fit` gives it to the replicas of a model: each has some of the rows."""
+    strategy = getattr(model, "distribute_strategy", None)
+    if strategy is None or strategy.num_replicas_in_sync == 1:
+        return batch
+    import tensorflow as tf
+
+    batches = tf.data.Dataset.from_tensors(batch)
+    return next(iter(strategy.experimental_distribute_dataset(batches)))
+
+
+class SharedBatchModel(InterruptibleModel):
+    """A model whose methods `..._on_batch` divide the batch among replicas, as `fit` does.
+
+    Keras 3.15 gives each replica of a strategy the whole batch.
+    """
+
+    train_on_batch = _dividing("train_on_batch")
+    test_on_batch = _dividing("test_on_batch")
+    predict_on_batch = _dividing("predict_on_batch")
+
+    def _maybe_symbolic_build(self, iterator=None, data_batch=None):
+        if data_batch is not None:
+            strategy: Any = self.distribute_strategy
+            data_batch = tree.map_structure(
+                lambda x: strategy.experimental_local_results(x)[0], data_batch
+            )
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)  # type: ignore[misc]
+
+
+class SeveralWorkersModel(SharedBatchModel):
     """A model whose `fit` and `evaluate` also run on several workers; elsewhere it is an ordinary
     one.
 

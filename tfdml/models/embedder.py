@@ -218,7 +218,7 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
         )
 
 
-class EmbeddingModel(SavedByArguments, workarounds.InterruptibleModel):
+class EmbeddingModel(SavedByArguments, workarounds.SharedBatchModel):
     """Base of what turns images into embeddings: `predict`, whose images are checked first."""
 
     __repr__ = keras.Model.__repr__

@@ -513,16 +513,18 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             )
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
-        """As in Keras, of images and integer labels."""
+        """As in Keras, of images and integer labels, which replicas share as in `fit`."""
         self._check_data(x, y, sample_weight, class_weight)
         self._create_variables()
-        return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
+        with replicas.explaining_empty_replicas():
+            return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
-        """As in Keras, of images and integer labels."""
+        """As in Keras, of images and integer labels, which replicas share as in `fit`."""
         self._check_data(x, y, sample_weight)
         self._create_variables()
-        return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
+        with replicas.explaining_empty_replicas():
+            return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
 
     def _check_data(self, x, y=None, sample_weight=None, class_weight=None) -> None:
         """Refuse data that no step takes, before Keras compiles one."""
