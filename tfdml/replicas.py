@@ -61,6 +61,8 @@ def require_images(images):
         return images
     import tensorflow as tf
 
+    if images.shape[0] == 0:
+        raise UserError(_EMPTY)
     with tf.control_dependencies(
         [tf.debugging.assert_greater(tf.shape(images)[0], 0, message=_EMPTY)]
     ):

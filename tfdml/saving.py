@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdml import workarounds
 from tfdml.errors import UserError
 
 _REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -91,7 +92,34 @@ def _signature(cls: type) -> inspect.Signature:
 
 class SavedAsFile:
     """Mixed into a `keras.Model`: saves to `.keras` files, which can be loaded again, and refuses
-    other formats."""
+    other formats.
+
+    Keras keeps what is frozen of the layers that have a config. Here each weight that is frozen is
+    frozen again, once the weights are created.
+    """
+
+    #: The places of frozen weights, of a model that is loaded.
+    frozen: list[int] | None = None
+
+    def get_config(self) -> dict[str, Any]:
+        """Return Keras's config, and which weights are frozen."""
+        config: dict[str, Any] = super().get_config()  # type: ignore[misc]
+        return {**config, "frozen": workarounds.frozen_weights(self)}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Return the model that `get_config` describes."""
+        config = dict(config)
+        frozen = config.pop("frozen", None)
+        model = super().from_config(config, custom_objects)  # type: ignore[misc]
+        model.frozen = frozen
+        return model
+
+    def build_from_config(self, config):
+        """Create the weights of a model that is loaded."""
+        super().build_from_config(config)  # type: ignore[misc]
+        if self.built and self.frozen is not None:  # type: ignore[attr-defined]
+            workarounds.set_frozen_weights(self, self.frozen)
 
     def save(self, filepath, *args, **kwargs):
         """As in Keras, to a path that ends in `.keras`.

@@ -25,6 +25,40 @@ def layers_of(model: keras.Model) -> list:
     return model._flatten_layers()
 
 
+def freeze_new_weights(model: keras.Model) -> None:
+    """Freeze the weights of a model's frozen layers, those too that were created after the layer
+    was frozen.
+
+    Keras 3.15: these train.
+    """
+    for layer in layers_of(model):
+        if not layer.trainable:
+            for weight in layer._trainable_variables:
+                weight.trainable = False
+
+
+def frozen_weights(model: keras.Model) -> list[int]:
+    """Return the places among a model's weights of those that are frozen.
+
+    Keras 3.15: only private attributes distinguish them from moving statistics, which never train.
+    """
+    can_train = _weights_that_can_train(model)
+    weights = enumerate(model.weights)
+    return [place for place, weight in weights if id(weight) in can_train and not weight.trainable]
+
+
+def set_frozen_weights(model: keras.Model, places: list[int]) -> None:
+    """Freeze the weights in these places, as `frozen_weights` returns them; all others train."""
+    can_train = _weights_that_can_train(model)
+    for place, weight in enumerate(model.weights):
+        if id(weight) in can_train:
+            weight.trainable = place not in places
+
+
+def _weights_that_can_train(model: keras.Model) -> set[int]:
+    return {id(weight) for layer in layers_of(model) for weight in layer._trainable_variables}
+
+
 def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
     """Return the operation that made a symbolic tensor, and the tensors that it was called with.
 
@@ -137,7 +171,7 @@ class InterruptibleModel(keras.Model):
             "optimizer_variables": getattr(getattr(self, "optimizer", None), "variables", ()),
             "metrics_variables": self.metrics_variables,
         }
-        values = super()._get_jax_state(**groups)  # type: ignore[misc]
+        values = super()._get_jax_state(**groups)
         taken = [list(variables[name]) for name in variables if groups.get(name)]
         self.state_of_step = _State(taken, values)
         if purge_model_variables:
@@ -146,7 +180,7 @@ class InterruptibleModel(keras.Model):
 
     def _make_function(self, step_function, *args, **kwargs):
         if keras.backend.backend() != "jax":
-            return super()._make_function(step_function, *args, **kwargs)  # type: ignore[misc]
+            return super()._make_function(step_function, *args, **kwargs)
 
         def step(state, data):
             results: list = []
@@ -159,7 +193,7 @@ class InterruptibleModel(keras.Model):
                     self.state_of_step.values = results[0][1]
             return results[0]
 
-        return super()._make_function(step, *args, **kwargs)  # type: ignore[misc]
+        return super()._make_function(step, *args, **kwargs)
 
 
 def trained_by(optimizer: Any) -> list:
@@ -370,9 +404,16 @@ def _dividing(name: str) -> Callable[..., Any]:
     def entrance(self, *args, **kwargs):
         arguments = signature.bind(self, *args, **kwargs).arguments
         del arguments["self"]
-        names = [name for name in ("x", "y", "sample_weight") if arguments.get(name) is not None]
-        arguments |= _shares(self, {name: arguments[name] for name in names})
-        return method(self, **arguments)
+        given = ("x", "y", "sample_weight")
+        names = [argument for argument in given if arguments.get(argument) is not None]
+        batch = {argument: arguments[argument] for argument in names}
+        shares = _shares(self, batch)
+        result = method(self, **{**arguments, **shares})
+        if shares is batch or name == "predict_on_batch":
+            return result
+        # Keras's are the mean over replicas, however many rows each has.
+        logs = {key: float(value) for key, value in self.get_metrics_result().items()}
+        return logs if isinstance(result, dict) else self._flatten_metrics_in_order(logs)
 
     return entrance
 
@@ -404,7 +445,7 @@ class SharedBatchModel(InterruptibleModel):
             data_batch = tree.map_structure(
                 lambda x: strategy.experimental_local_results(x)[0], data_batch
             )
-        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)  # type: ignore[misc]
+        super()._maybe_symbolic_build(iterator=iterator, data_batch=data_batch)
 
 
 class SeveralWorkersModel(SharedBatchModel):

@@ -435,6 +435,16 @@ def test_a_replica_makes_no_more_than_its_own_rows(name, monkeypatch):
     assert (12, 12) not in made
 
 
+def test_a_network_that_trains_again_keeps_its_frozen_batch_norm():
+    labels, x = colored_batch()
+    made = compiled(losses.ContrastiveLoss())
+    made.embedder.freeze_backbone()
+    made.embedder.backbone.trainable = True
+    made.fit(x, labels, batch_size=len(x), verbose=0)
+    # The convolution and the projection, each with a bias.
+    assert len(made.trainable_variables) == 4
+
+
 def test_a_replica_without_images_is_refused():
     model = learner(losses.ContrastiveLoss())
     x = colored_batch()[1]

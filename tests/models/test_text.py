@@ -120,6 +120,161 @@ def test_parts_are_named_by_view_and_a_frozen_tower_stays():
         np.testing.assert_array_equal(one, other)
 
 
+def vectors():
+    """Labels, and vectors of two views."""
+    x = np.random.default_rng(0).normal(size=(2, 8, 6)).astype("float32")
+    return np.arange(8) % 3, {"image": x[0], "text": x[1]}
+
+
+def heads(objectives_of_views=None):
+    """A learner of vectors of two views, not built."""
+    keras.utils.set_random_seed(1)
+    text = keras.Sequential([keras.layers.Dense(5), keras.layers.Dense(4)])
+    towers = {"image": Head(6, 4), "text": Head(6, head=text, dropout=0.5, name="texts")}
+    return MetricLearner(towers, objectives_of_views or objectives.SigmoidAcrossViews())
+
+
+def freeze_text(model):
+    model.towers["text"].trainable = False
+
+
+def freeze_a_layer(model):
+    model.towers["text"].head.layers[1].trainable = False
+
+
+def freeze_all_but_a_layer(model):
+    freeze_text(model)
+    model.towers["text"].head.layers[0].trainable = True
+
+
+FREEZES = {"tower": freeze_text, "layer": freeze_a_layer, "rest": freeze_all_but_a_layer}
+
+
+@pytest.mark.parametrize("freeze", FREEZES)
+def test_what_is_frozen_stays_so_in_a_file_and_before_weights_are_created(freeze, tmp_path):
+    labels, inputs = vectors()
+    model = heads()
+    FREEZES[freeze](model)
+    model.compile("adam", run_eagerly=True)
+    model.fit(inputs, labels, batch_size=8, verbose=0)
+    # Two weights of each of three layers, the scale and the bias.
+    trained = {"tower": 4, "layer": 6, "rest": 6}[freeze]
+    assert len(model.trainable_variables) == trained
+    model.save(tmp_path / "learner.keras")
+    again = keras.saving.load_model(tmp_path / "learner.keras")
+    assert len(again.trainable_variables) == trained
+    for one, other in zip(
+        values(model.optimizer.variables), values(again.optimizer.variables), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    model.embedder.save(tmp_path / "image.keras")
+    model.towers["text"].save(tmp_path / "text.keras")
+    text = keras.saving.load_model(tmp_path / "text.keras")
+    flags = [weight.trainable for weight in text.weights]
+    assert flags == [weight.trainable for weight in model.towers["text"].weights]
+
+
+def test_fit_refuses_what_was_frozen_or_thawed_since_the_optimizer_was_built():
+    labels, inputs = vectors()
+    model = heads()
+    model.compile("adam", run_eagerly=True)
+    for frozen, words in ((True, "4 variables are frozen"), (False, "4 variables are trainable")):
+        model.fit(inputs, labels, batch_size=8, verbose=0)
+        model.towers["text"].trainable = not frozen
+        before = values(model.variables + model.optimizer.variables)
+        for method in (model.fit, model.train_on_batch):
+            with pytest.raises(UserError, match=words):
+                method(inputs, labels)
+        for one, other in zip(
+            before, values(model.variables + model.optimizer.variables), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+        model.evaluate(inputs, labels, verbose=0)
+        model.compile("adam", run_eagerly=True)
+        text = values(model.towers["text"].weights)
+        model.fit(inputs, labels, batch_size=8, verbose=0)
+        changed = [
+            not np.array_equal(*pair)
+            for pair in zip(text, values(model.towers["text"].weights), strict=True)
+        ]
+        assert any(changed) != frozen
+
+
+def test_the_dropout_of_a_frozen_part_is_off():
+    layers = [keras.layers.Embedding(9, 8), keras.layers.Dropout(0.5)]
+    encoder = keras.Sequential([keras.Input((6,), dtype="int32"), *layers])
+    tower = TextEmbedder(encoder, embedding_dim=4, dropout=0.5)
+    tower.build((None, 6))
+    x = np.arange(48).reshape(8, 6) % 9
+
+    def differing():
+        runs = [tower.represent(x, training=True) for _ in range(2)]
+        return {name for name in runs[0] if np.any(np.asarray(runs[0][name] != runs[1][name]))}
+
+    assert differing() == {"pooled", "projection", "embedding"}
+    tower.freeze_backbone()
+    assert differing() == {"projection", "embedding"}
+    tower.trainable = False
+    assert not differing()
+
+
+class Batches(keras.utils.PyDataset):
+    def __init__(self, x, y):
+        super().__init__()
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        rows = slice(index * 4, index * 4 + 4)
+        return {view: x[rows] for view, x in self.x.items()}, self.y[rows]
+
+
+FORMS = {
+    "the first view": lambda x, y: x["image"],
+    "views": lambda x, y: x,
+    "a dataset": lambda x, y: tf.data.Dataset.from_tensor_slices((x, y)).batch(3),
+    "a dataset of views": lambda x, y: tf.data.Dataset.from_tensor_slices(x).batch(3),
+    "a generator": lambda x, y: (batch for batch in [(x, y)]),
+    "batches": Batches,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_predict_takes_what_fit_takes_and_embeds_the_first_view(form):
+    labels, inputs = vectors()
+    model = heads()
+    expected = model.embedder(inputs["image"])
+    assert_close(model.predict(FORMS[form](inputs, labels), verbose=0), expected)
+    if form in ("the first view", "views"):
+        assert_close(model.predict_on_batch(FORMS[form](inputs, labels)), expected)
+
+
+def test_a_learner_of_views_calibrates_on_batches_of_them():
+    labels, inputs = vectors()
+    measured = []
+    for batches in ([(inputs, labels)], [(inputs["image"], labels)]):
+        model = heads([losses.ContrastiveLoss(), objectives.DensityAdaptivity(3)])
+        model.calibrate(batches)
+        measured.append(model.objectives[1].measured_density)
+    assert_close(*measured)
+    with pytest.raises(UserError, match="the view 'image'"):
+        model.predict({"text": inputs["text"]})
+
+
+def test_towers_that_share_weights_are_refused():
+    tower = Head(6, 4)
+    with pytest.raises(UserError, match="'image' and 'text' share weights"):
+        MetricLearner({"image": tower, "text": tower}, objectives.SigmoidAcrossViews())
+    head = keras.layers.Dense(4)
+    towers = {view: Head(6, head=head, name=view) for view in ("image", "text")}
+    sharing = MetricLearner(towers, objectives.SigmoidAcrossViews())
+    # The weights of the head are created here.
+    with pytest.raises(UserError, match="'image' and 'text' share weights"):
+        sharing.build(sharing.view_shape)
+
+
 def test_the_scale_of_the_softmax_stays_at_most_100():
     labels, inputs = batch()
     towers = {"image": tiny_embedder(), "text": text_embedder()}

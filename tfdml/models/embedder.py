@@ -39,6 +39,24 @@ def build_once(layer: keras.layers.Layer, shape: Any) -> None:
         layer.build(shape)
 
 
+def is_frozen(part: keras.layers.Layer) -> bool:
+    """Whether no weight of a part of a network trains."""
+    if not part.weights:
+        return not part.trainable
+    return not any(weight.trainable for weight in part.weights)
+
+
+def mode_of(part: keras.layers.Layer, training: Any) -> Any:
+    """Return the argument `training` of a part of a network: a frozen one is in inference mode."""
+    return False if is_frozen(part) else training
+
+
+def freeze_layers(model: Any) -> None:
+    """Freeze all layers of a model that its constructor was told to freeze, as of a file."""
+    if not model.trainable:
+        model.trainable = False
+
+
 def keep_statistics(model: keras.Model, batch_norm: str) -> None:
     """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"`
     none trains."""
@@ -153,7 +171,7 @@ def _expected_shape(embedder: Any) -> tuple:
     shape = embedder.view_shape
     if len(shape) == 1:
         return shape
-    backbone = getattr(embedder.backbone, "input_shape", None)
+    backbone: Any = getattr(embedder.backbone, "input_shape", None)
     of_maps = isinstance(backbone, tuple) and len(backbone) == 4
     sizes = backbone[1:3] if of_maps else (None, None)
     return (*sizes, shape[-1])
@@ -271,7 +289,8 @@ class Embedder(SavedAsFile, EmbeddingModel):
             transformer. See `tfdml.layers`.
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they
             use their moving statistics, but gamma and beta train (as in the JRD authors' code);
-            `"train"`: ordinary training. Other layers, such as dropout, train in each.
+            `"train"`: ordinary training. Other layers, such as dropout, train in each, unless the
+            whole backbone is frozen.
         dropout: The share of the pooled features that is left out before the dense layer, in
             training.
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.
@@ -379,7 +398,8 @@ class Embedder(SavedAsFile, EmbeddingModel):
         #: Whether images in 0..1 are still to be warned of: with these modes pixels have the
         #: backbone's own range.
         self.warns_of_small_pixels = self.scaling != "none" and not isinstance(self.scaling, dict)
-        keep_statistics(backbone, batch_norm)
+        self.keep_batch_norm()
+        freeze_layers(self)
 
     def compile(self, optimizer="rmsprop", *args, **kwargs):
         """As in Keras; a learned power of the pooling takes no weight decay."""
@@ -390,6 +410,11 @@ class Embedder(SavedAsFile, EmbeddingModel):
 
     def check_values(self, images) -> None:
         """Refuse values that it has no embedding of; by default none."""
+
+    def keep_batch_norm(self) -> None:
+        """Bring the backbone's BatchNorm layers into the mode `batch_norm`, which a network's
+        `trainable = True` undoes."""
+        keep_statistics(self.backbone, self.batch_norm)
 
     def _pooling_layer(self) -> Any:
         """Return the layer from the feature map to its pooled features; None where the backbone has
@@ -417,13 +442,15 @@ class Embedder(SavedAsFile, EmbeddingModel):
         if type(self).project is not Embedder.project:
             # Layers that a subclass has added are built where they are used.
             self.project(keras.KerasTensor(shapes["pooled"], dtype=self.compute_dtype))
+        workarounds.freeze_new_weights(self)
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
 
         Args:
             images: (B, H, W, 3) pixels 0-255, of any dtype.
-            training: As in Keras.
+            training: As in Keras. Of a backbone or projection that is frozen, dropout and the like
+                are off.
             detached: Whether to add those whose gradient ends at the projection layer.
 
         Returns:
@@ -433,13 +460,14 @@ class Embedder(SavedAsFile, EmbeddingModel):
             backbone of vectors has no `feature_map`.
         """
         scaled = self.input_scaling(images)
+        of_backbone = mode_of(self.backbone, training)
         if not self.gives_maps:
-            pooled = self.backbone(scaled, training=training)
+            pooled = self.backbone(scaled, training=of_backbone)
             return {"pooled": pooled, **self._projected(pooled, training, detached)}
         if self.pool is None:
-            feature_map, pooled = self.backbone.with_vector(scaled, training=training)
+            feature_map, pooled = self.backbone.with_vector(scaled, training=of_backbone)
         else:
-            feature_map = self.backbone(scaled, training=training)
+            feature_map = self.backbone(scaled, training=of_backbone)
             pooled = self.pool(feature_map)
         return {
             "feature_map": feature_map,
@@ -449,13 +477,13 @@ class Embedder(SavedAsFile, EmbeddingModel):
 
     def project(self, pooled) -> dict:
         """`projection` and `embedding` of pooled features (B, D), as `represent` names them."""
-        projection = self.dense(pooled)
+        projection = self.dense(pooled, training=mode_of(self.dense, None))
         return {"projection": projection, "embedding": self.normalize(projection)}
 
     def _projected(self, pooled, training, detached) -> dict:
         if self.drop is not None:
             # Once, so that the detached forms have the same values.
-            pooled = self.drop(pooled, training=bool(training))
+            pooled = self.drop(pooled, training=bool(mode_of(self.dense, training)))
         if not detached:
             return self.project(pooled)
         scope: Any = contextlib.nullcontext()

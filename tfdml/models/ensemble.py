@@ -6,10 +6,10 @@ import math
 import keras
 from keras import ops
 
-from tfdml import backbones
+from tfdml import backbones, workarounds
 from tfdml.arguments import integer
 from tfdml.layers import AttentionHeads
-from tfdml.models.embedder import Embedder, build_once, keep_statistics
+from tfdml.models.embedder import Embedder, build_once, freeze_layers, keep_statistics, mode_of
 
 
 class AttentionEnsemble(Embedder):
@@ -103,7 +103,13 @@ class AttentionEnsemble(Embedder):
                 f"cut: the map is smaller at {self.cut[1]} than at {self.cut[0]}: end the network "
                 "before"
             )
-        if self.attention is not None:
+        self.keep_batch_norm()
+        freeze_layers(self)
+
+    def keep_batch_norm(self) -> None:
+        """Bring the BatchNorm layers, the attention network's too, into the mode `batch_norm`."""
+        super().keep_batch_norm()
+        if getattr(self, "attention", None) is not None:
             keep_statistics(self.attention, self.batch_norm)
 
     def _attention_network(self) -> keras.Model | None:
@@ -129,6 +135,7 @@ class AttentionEnsemble(Embedder):
         maps = self.rest.compute_output_shape(features)
         build_once(self.pool, maps)
         build_once(self.dense, (None, maps[-1]))
+        workarounds.freeze_new_weights(self)
 
     def represent(self, images, training=None, detached=False) -> dict:
         """Every representation of the images, by name.
@@ -147,7 +154,10 @@ class AttentionEnsemble(Embedder):
         features, context = self._features_and_context(images, training)
         views = self.attention_heads([features, context])
         # The heads of an image lie one after another in a batch of M B maps.
-        maps = self.rest(ops.reshape(views, (-1, *ops.shape(views)[2:])), training=training)
+        maps = self.rest(
+            ops.reshape(views, (-1, *ops.shape(views)[2:])),
+            training=mode_of(self.backbone, training),
+        )
         pooled = ops.reshape(self.pool(maps), (-1, self.heads * maps.shape[-1]))
         projected = self._projected(pooled, training, detached)
         return {"feature_map": self._side_by_side(maps), "pooled": pooled, **projected}
@@ -165,10 +175,11 @@ class AttentionEnsemble(Embedder):
         }
 
     def _features_and_context(self, images, training):
-        features = self.trunk(self.input_scaling(images), training=training)
-        return features, features if self.attention is None else self.attention(
-            features, training=training
-        )
+        scaled = self.input_scaling(images)
+        features = self.trunk(scaled, training=mode_of(self.backbone, training))
+        if self.attention is None:
+            return features, features
+        return features, self.attention(features, training=mode_of(self.attention, training))
 
     def _side_by_side(self, maps):
         height, width = ops.shape(maps)[1:3]

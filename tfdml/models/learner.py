@@ -68,7 +68,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     The first view's representations keep their names, and `predict`, `d_pos` and `d_neg` are of the
     first. Those of the others begin with the view: `text_embedding`. Any objective can read them. A
     tower that does not train is frozen as a Keras layer is, by `trainable`, or in part by
-    `freeze_backbone()`.
+    `freeze_backbone()`, and its dropout is off. Do so before `compile`, or compile again. No two
+    towers share weights.
 
     Args:
         embedder: An `Embedder`; or a dict of embedders by view.
@@ -82,6 +83,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             statistics over a chunk. 0: plain steps. See `tfdml.models.chunks`.
 
     Raises:
+        UserError: Two embedders share weights.
         ValueError: `gradient_cache` is negative; there is no objective, two share a name or provide
             the same representation, or one reads a representation that nothing provides.
     """
@@ -112,6 +114,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 raise ValueError(
                     f"embedder must be a tfdml.models.Embedder, or a dict of them, not {embedder!r}"
                 )
+        self._refuse_shared_weights()
         if isinstance(objectives, str):
             objectives = build_objectives(objectives, num_classes)
         listed = objectives if isinstance(objectives, (list, tuple)) else [objectives]
@@ -198,6 +201,37 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 with keras.name_scope(objective.name), user_errors(KeyError, unknown):
                     objective.build_from(shapes)
                 objective.built = True
+        workarounds.freeze_new_weights(self)
+        self._refuse_shared_weights()
+
+    def _refuse_shared_weights(self) -> None:
+        """Refuse views that share a network: a learner is saved, and loaded, with one of each."""
+        for (first, one), (second, other) in itertools.combinations(self.towers.items(), 2):
+            weights = {id(weight) for weight in one.weights}
+            if one is other or not weights.isdisjoint(map(id, other.weights)):
+                raise UserError(
+                    f"the views {first!r} and {second!r} share weights: give each an embedder of "
+                    "its own; or train one embedder on the images of both views, with the same "
+                    "labels, as one batch"
+                )
+
+    def _refuse_other_trainables(self) -> None:
+        """Refuse to train other variables than the learner was compiled for."""
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        before = {id(variable): variable for variable in workarounds.trained_by(optimizer)}
+        now = {id(variable): variable for variable in self.trainable_variables}
+        frozen = [variable.path for key, variable in before.items() if key not in now]
+        added = [variable.path for key, variable in now.items() if key not in before]
+        if not frozen and not added:
+            return
+        changes = []
+        for words, paths in (("frozen", frozen), ("trainable", added)):
+            if paths:
+                changes.append(f"{len(paths)} variables are {words}, such as {paths[0]}")
+        raise UserError(
+            f"since the optimizer was built {' and '.join(changes)}: call compile() again, with a "
+            "new optimizer"
+        )
 
     def compile(self, optimizer="rmsprop", loss=None, **options):
         """As in Keras, but without a loss and metrics: the objectives are the loss.
@@ -434,7 +468,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
         Raises:
             UserError: Labels are no integers; batches never end and there is no `steps_per_epoch`;
-                or it is no multiple of `steps_per_execution`, beyond which Keras would train.
+                or it is no multiple of `steps_per_execution`, beyond which Keras would train; or
+                variables were frozen, or made trainable, since the optimizer was built.
             ValueError: Under a distribution strategy, a batch has fewer images than there are
                 replicas, or the first one cannot be split equally.
         """
@@ -493,6 +528,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             options["shuffle"] = False
             options["callbacks"] = [x, *keras.tree.flatten(options.get("callbacks") or [])]
         self._create_variables()
+        self._refuse_other_trainables()
         with replicas.explaining_empty_replicas():
             options["x"] = self._with_checked_classes(options["x"])
             return super().fit(**options)
@@ -516,6 +552,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         """As in Keras, of images and integer labels, which replicas share as in `fit`."""
         self._check_data(x, y, sample_weight, class_weight)
         self._create_variables()
+        self._refuse_other_trainables()
         with replicas.explaining_empty_replicas():
             return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
 
@@ -557,7 +594,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             self._check_classes(self._integers(labels))
 
     def _create_variables(self) -> None:
-        """Create all variables, before a step is compiled."""
+        """Create all variables, before a step is compiled, and keep what is never to train."""
+        for tower in self.towers.values() or [self.embedder]:
+            tower.keep_batch_norm()
         with workarounds.scope_of(self):
             if not self.built:
                 self.build(self.view_shape)
@@ -650,12 +689,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             return self._first_view(x)
         if hasattr(x, "element_spec") and hasattr(x, "map"):
             return x.map(lambda *parts: self._first_view(*parts))
+        batches = x
         if isinstance(x, keras.utils.PyDataset):
-            x = (x[index] for index in range(x.num_batches))
-        return (
-            (self._first_view(*(batch if isinstance(batch, tuple | list) else [batch])),)
-            for batch in x
-        )
+            batches = (x[index] for index in range(x.num_batches))
+        parts = (batch if isinstance(batch, tuple | list) else [batch] for batch in batches)
+        return ((self._first_view(*part),) for part in parts)
 
     def _first_view(self, images, *labels):
         """Return the first view of the images of a batch."""

@@ -13,7 +13,7 @@ from keras import ops
 from tfdml import workarounds
 from tfdml.arguments import boolean, integer, one_of
 from tfdml.errors import UserError, user_errors
-from tfdml.models.embedder import Embedder, Head
+from tfdml.models.embedder import Embedder, Head, mode_of
 from tfdml.pairwise import refuse_outside
 from tfdml.saving import SavedByArguments, restore
 
@@ -194,7 +194,7 @@ class TextEmbedder(Embedder):
         # An exported graph makes the ids itself.
         if training or not _in_graph():
             self.check_values(tokens)
-        pooled = self.backbone(tokens, training=training)
+        pooled = self.backbone(tokens, training=mode_of(self.backbone, training))
         if keras.backend.backend() == "jax" and self.vocabulary_size is not None:
             # A program of JAX refuses nothing, and counts negative ids from the end.
             unknown = ops.logical_or(tokens < 0, tokens >= self.vocabulary_size)
