@@ -254,10 +254,10 @@ class Pairs:
             values: A scalar or tensor, what these anchors make up.
 
         Example:
-            >>> pairs = Pairs.of_batch([[0.0], [1.0], [3.0]], labels=[0, 0, 1])
+            >>> pairs = Pairs.of_batch([[0.0], [1.0], [2.0]], labels=[0, 0, 1])
             >>> spread = keras.ops.sum(pairs.distances(), axis=1)
             >>> np.array(spread / pairs.total(keras.ops.sum(spread)))
-            array([0.33333334, 0.25      , 0.41666666], dtype=float32)
+            array([0.375, 0.25 , 0.375], dtype=float32)
         """
         values = ops.convert_to_tensor(values)
         return values if self.scope.total is None else self.scope.total(values)
