@@ -145,7 +145,7 @@ def main():
 
     embedder, experiment = load_run(args.run_dir, data_dir=args.data_dir)
     test = data.load(
-        experiment.dataset, experiment.data_dir or None, "test", **experiment.data_options()
+        experiment.dataset, experiment.data_dir or None, "test", **experiment.dataset_options
     )
     test = test.take(np.linspace(0, len(test) - 1, 100).astype(int))
     batches = data.evaluation_batches(test, EvaluationTransform.of(embedder), BATCH)

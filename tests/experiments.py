@@ -9,6 +9,7 @@ from tfdml.flags import read_flag_files
 from tfdml.objectives.terms import build_objectives
 from tfdml.training import Experiment
 from tfdml.training.build import check_pairs, has_orders
+from tfdml.training.choices import Ensemble
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -25,8 +26,9 @@ def experiment_of(command, **changes):
 def terms_of(experiment):
     """The terms of an experiment's loss, built and tried with a tiny network in the place of its
     own."""
-    objectives = experiment.objectives.replace("dim=8192", "dim=64").replace("dim=512", "dim=64")
-    return _build(objectives, experiment.head_call().name == "ensemble", experiment.moment_embedder)
+    text = str(experiment.objectives)
+    objectives = text.replace("dim=8192", "dim=64").replace("dim=512", "dim=64")
+    return _build(objectives, isinstance(experiment.head, Ensemble), experiment.moment_embedder)
 
 
 @functools.cache

@@ -1,14 +1,11 @@
-"""Flags: the flag files that come with the package, command lines that name one, and when a flag
-has an effect."""
+"""Flags: the flag files that come with the package, and what flag files hold."""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tfdml.errors import REASON, UserError, user_errors
 
@@ -93,74 +90,21 @@ def _read(path: str, including: tuple[str, ...]) -> list[str]:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Effect:
-    """When a flag has an effect.
+def parse_flags(text: str) -> dict[str, str]:
+    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments
+    (#) are left out.
 
     Args:
-        holds: From the values of all flags, by name, to whether the flag has an effect.
-        condition: The condition, as a user would meet it: flags with their values.
-    """
-
-    holds: Callable[[Mapping[str, Any]], bool]
-    condition: str
-
-
-def needs(flag: str, *values: Any) -> Effect:
-    """Return the effect of a flag that needs another one: to have one of `values`, or else to be
-    set at all.
+        text: One flag a line, `--name=value`.
 
     Example:
-        >>> needs("sampling", "shuffle").holds({"sampling": "hierarchical"})
-        False
-        >>> needs("clip_norm").holds({"clip_norm": 1})
-        True
+        >>> parse_flags("# a comment" + chr(10) + "--ink=3" + chr(10) + "--paper=")
+        {'ink': '3', 'paper': ''}
     """
-    if not values:
-        return Effect(lambda flags: bool(flags[flag]), f"--{flag}")
-    return Effect(lambda flags: flags[flag] in values, f"--{flag}={' or '.join(map(str, values))}")
-
-
-def either(*effects: Effect) -> Effect:
-    """Return the effect of a flag for which one of several conditions is enough."""
-    return Effect(
-        lambda flags: any(effect.holds(flags) for effect in effects),
-        " or ".join(effect.condition for effect in effects),
+    lines = (line.strip() for line in text.splitlines())
+    named = (
+        line.removeprefix("--").partition("=")
+        for line in lines
+        if line and not line.startswith("#")
     )
-
-
-def both(*effects: Effect) -> Effect:
-    """Return the effect of a flag that needs several conditions."""
-    return Effect(
-        lambda flags: all(effect.holds(flags) for effect in effects),
-        " and ".join(effect.condition for effect in effects),
-    )
-
-
-def in_vain(
-    table: Mapping[str, Effect], values: Mapping[str, Any], names: Iterable[str]
-) -> dict[str, str]:
-    """Return what to say of each flag that has no effect, by name.
-
-    Args:
-        table: The effects of the flags that do not always have one.
-        values: The values of all flags, by name.
-        names: The flags to look at.
-
-    Example:
-        >>> in_vain({"drop_factor": needs("drop_epochs")}, {"drop_factor": 0.5, "drop_epochs": ""},
-        ...     ["drop_factor"])
-        {'drop_factor': '--drop_factor=0.5 has no effect: it needs --drop_epochs; ...'}
-    """
-    return {
-        name: f"--{name}={_text(values[name])} has no effect: it needs {table[name].condition}; "
-        f"add that, or leave --{name} out"
-        for name in names
-        if name in table and not table[name].holds(values)
-    }
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return {name: value for name, _, value in named}

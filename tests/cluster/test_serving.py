@@ -24,7 +24,7 @@ from tests.cluster.test_replica import IMAGES, b64
 from tests.export.conftest import LIMIT, SEARCHED, shop_dataset
 from tests.export.networks import small_embedder
 from tests.worker_processes import descendants
-from tfdml.cluster.replica import ServeSettings
+from tfdml.cluster.settings import ServeSettings
 from tfdml.export import Retriever
 from tfdml.export.saved_model import write_saved_model
 

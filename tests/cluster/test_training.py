@@ -14,7 +14,8 @@ from tests.mathematics import assert_close
 from tests.training import runs
 from tests.worker_processes import descendants
 from tfdml.cluster.ray_session import ray_session
-from tfdml.cluster.training import ClusterSettings, train_on_cluster
+from tfdml.cluster.settings import ClusterSettings
+from tfdml.cluster.training import train_on_cluster
 from tfdml.errors import UserError
 from tfdml.training import trainer
 

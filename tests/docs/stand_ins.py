@@ -20,6 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
+from tfdml.export import exporter
 from tfdml.training.trainer import Trainer
 
 PACKAGES = (
@@ -113,12 +114,12 @@ def short_training():
 @contextlib.contextmanager
 def untrained_exports():
     """Within it no export is refused for its Recall@1: that of an untrained network is chance."""
-    tolerance = tfdml.export.ExportOptions.tolerance
+    tolerance_of = exporter.tolerance_of
 
-    def any_recall(self, name):
-        return dataclasses.replace(tolerance(self, name), max_recall_drop=1.0)
+    def any_recall(options, name):
+        return dataclasses.replace(tolerance_of(options, name), max_recall_drop=1.0)
 
-    with mock.patch.object(tfdml.export.ExportOptions, "tolerance", any_recall):
+    with mock.patch.object(exporter, "tolerance_of", any_recall):
         yield
 
 

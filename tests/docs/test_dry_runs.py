@@ -14,8 +14,7 @@ import pytest
 from tests.cli import commands
 from tests.data.trees import write_tree
 from tests.docs.test_commands import _arguments, _command_lines
-from tfdml.flags import read_flag_files
-from tfdml.io.files import parse_flags
+from tfdml.flags import parse_flags, read_flag_files
 
 # What a page leaves out, or a machine does not have.
 SMALL = [

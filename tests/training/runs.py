@@ -11,6 +11,7 @@ from tfdml.report import write_run_report
 from tfdml.training import Experiment, trainer
 from tfdml.training.build import make_learner
 from tfdml.training.images import Splits, make_transforms
+from tfdml.training.settings import ModelSettings, OptimizationSettings
 
 SIZE = 16
 EPOCHS, STEPS = 2, 3
@@ -57,7 +58,16 @@ def experiment(run_dir, **changes):
 def learner(settings, num_classes, steps_per_epoch=2, train=None):
     """The learner of an experiment."""
     _, view = make_transforms(settings)
-    return make_learner(settings, view, num_classes, steps_per_epoch, train)
+    return make_learner(
+        settings.part(ModelSettings),
+        settings.part(OptimizationSettings),
+        view,
+        num_classes,
+        steps_per_epoch,
+        train,
+        settings.text_backbone,
+        settings.seed,
+    )
 
 
 def train(run_dir, resume=False, finish=False, **changes):

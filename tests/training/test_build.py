@@ -28,7 +28,7 @@ from tfdml.training.workers import Processes
     [
         ({"backbone": "resnet5"}, "unknown backbone"),
         ({"objectives": "am_softmax(margn=0.1)"}, "no argument 'margn'"),
-        ({"moment_embedder": True}, "--moment_embedder"),
+        ({"moment_embedder": True}, "moment_embedder"),
         ({"objectives": "xbm(loss=contrastive, size=24, start=100)"}, "after 100 steps"),
     ],
 )
@@ -126,7 +126,7 @@ def test_batches_without_the_pairs_that_a_term_learns_from_are_refused(flag):
     settings = DataSettings(
         **{"sampling": "shuffle" if flag == "batch_size" else "class_balanced", flag: 1}
     )
-    with pytest.raises(UserError, match=f"--{flag}=1: contrastive"):
+    with pytest.raises(UserError, match=f"{flag}=1: contrastive"):
         build.check_pairs(settings, [MetricLoss(ContrastiveLoss(), name="contrastive")])
 
 

@@ -19,6 +19,7 @@ from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
 from tfdml.training import Experiment
 from tfdml.training import images as memory
+from tfdml.training.choices import Random, Stratified
 from tfdml.training.images import (
     Splits,
     load_splits,
@@ -45,7 +46,7 @@ def test_stratified_classes_are_one_of_each_size():
     train = ImageDataset(images=np.zeros((len(labels), 2, 2, 3), np.uint8), labels=labels)
     drawn = set()
     for seed in range(20):
-        seen, held_out = split_training_classes(train, 0.25, seed, "stratified")
+        seen, held_out = split_training_classes(train, 0.25, seed, Stratified())
         assert sorted([*seen.classes, *held_out.classes]) == sorted(train.classes)
         found = sorted(sizes[held_out.classes // 7])
         assert all(
@@ -169,17 +170,17 @@ def test_the_sampler_of_the_flags(settings, expected):
         )
 
 
-@pytest.mark.parametrize("sampling", ["random", "stratified"])
+@pytest.mark.parametrize("sampling", [Random, Stratified])
 def test_each_class_is_in_one_of_the_parts(sampling):
     train = data.load("glyphs", split="train", images_per_class=2)
-    parts = [split_training_classes(train, 0.25, 3, sampling, part) for part in (1, 2, 3, 4)]
+    parts = [split_training_classes(train, 0.25, 3, sampling(part)) for part in (1, 2, 3, 4)]
     held_out = [set(held.classes) for _, held in parts]
     assert sorted(map(len, held_out)) == [53, 53, 53, 54]
     assert set.union(*held_out) == set(train.classes)
     for (kept, _), held in zip(parts, held_out, strict=True):
         assert set(kept.classes) == set(train.classes) - held
     with pytest.raises(UserError, match="there are 4 parts"):
-        split_training_classes(train, 0.25, 3, sampling, 5)
+        split_training_classes(train, 0.25, 3, sampling(5))
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(12, 12), (25, 20)])

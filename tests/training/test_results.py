@@ -9,9 +9,11 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import noise
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.training.images import Splits, check_measurable
 from tfdml.training.results import Evaluator, selected_epoch
+from tfdml.training.settings import EvaluationSettings
 from tfdml.training.workers import Processes
 
 
@@ -59,25 +61,28 @@ def test_queries_are_counted_against_their_gallery():
 
 def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
     splits = Splits(noise("train", 2, 0), None, noise("test", 5, 1))
-    settings = runs.experiment("runs/any", ks="1")
+    settings = EvaluationSettings(ks="1")
+    view = EvaluationTransform(runs.SIZE, runs.SIZE)
 
     def means(images):
         return keras.ops.mean(keras.ops.cast(images, "float32"), axis=(1, 2))
 
-    expected = Evaluator(settings, splits).embed(means, "test")
+    expected = Evaluator(settings, splits, view).embed(means, "test")
     given = []
     monkeypatch.setattr(Processes, "gather", lambda self, rows: given.append(rows) or rows)
-    workers = [Evaluator(settings, splits, processes=Processes(i, ("host",) * 3)) for i in range(3)]
+    workers = [
+        Evaluator(settings, splits, view, processes=Processes(i, ("host",) * 3)) for i in range(3)
+    ]
     for evaluator in workers:
         evaluator.embed(means, "test")
     assert [len(rows) for rows in given] == [6, 7, 7]
     np.testing.assert_array_equal(np.concatenate(given), expected)
     learner = types.SimpleNamespace(embedder=means, objectives=())
     monkeypatch.setattr(Processes, "gather", lambda self, rows: expected)
-    assert set(workers[0].each_epoch(learner, 0)) == {"test"}
-    assert workers[1].each_epoch(learner, 0) == {}
-    workers[0].settings = runs.experiment("runs/any", ks="1", epochs=5, evaluate_every=2)
-    assert [bool(workers[0].each_epoch(learner, epoch)) for epoch in range(6)] == [
+    assert set(workers[0].each_epoch(learner, 0, 2)) == {"test"}
+    assert workers[1].each_epoch(learner, 0, 2) == {}
+    workers[0].settings = EvaluationSettings(ks="1", evaluate_every=2)
+    assert [bool(workers[0].each_epoch(learner, epoch, 5)) for epoch in range(6)] == [
         True,
         False,
         True,

@@ -100,7 +100,8 @@ def test_each_fold_holds_out_classes_of_its_own_and_all_are_measured_together(
     tmp_path, monkeypatch
 ):
     def load_splits(settings, seed, *_):
-        train, validation = split_training_classes(SPLITS.train, *settings.held_out(seed))
+        share, sampling = settings.holdout_classes, settings.holdout_sampling
+        train, validation = split_training_classes(SPLITS.train, share, seed, sampling)
         return Splits(train.contiguous(), validation, SPLITS.test)
 
     for module in (build, results):
@@ -145,5 +146,5 @@ def test_which_seeds():
         == experiment("runs/a/seed_1", seed=1).as_flags()
     )
     for wrong in ("1", "a", "0,0", "-1,2", "1001", "1,", f"0,{2**31}"):
-        with pytest.raises(UserError, match="--seeds="):
+        with pytest.raises(UserError, match="seeds="):
             seeds(wrong)

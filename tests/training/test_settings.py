@@ -15,7 +15,6 @@ from tfdml.training.settings import (
     ModelSettings,
     OptimizationSettings,
     RunSettings,
-    meanings,
     recipe_for,
     with_recipe,
 )
@@ -29,7 +28,6 @@ def names(settings):
 
 def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it_again():
     assert names(Experiment) == [name for stage in STAGES for name in names(stage)]
-    assert all(meanings(Experiment)[name].endswith(".") for name in names(Experiment))
     experiment = Experiment(
         run_dir="a b", objectives="am_softmax + 0.4 * jrs", learning_rate=3e-5, imports="keras"
     )
@@ -40,21 +38,21 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
 @pytest.mark.parametrize(
     ("stage", "given", "names"),
     [
-        (DataSettings, {"image_size": 300}, "--resize"),
+        (DataSettings, {"image_size": 300}, "resize=256"),
         (DataSettings, {"sampling": "neighbors(often=2)"}, "'often'"),
         (DataSettings, {"augmentation": "random_resized_crop(min_scale=0)"}, "min_scale"),
-        (DataSettings, {"holdout_sampling": "random(part=-1)"}, "--holdout_sampling"),
-        (OptimizationSettings, {"optimizer": "adamm"}, "--optimizer"),
-        (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "--warm_up_epochs"),
+        (DataSettings, {"holdout_sampling": "random(part=-1)"}, "holdout_sampling"),
+        (OptimizationSettings, {"optimizer": "adamm"}, "optimizer"),
+        (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "warm_up_epochs"),
         (
             EvaluationSettings,
             {"ks": "2", "selection": "test", "selection_metric": "recall@1"},
-            "--ks",
+            "ks=",
         ),
-        (EvaluationSettings, {"selection_metric": "map@q"}, "--selection_metric"),
+        (EvaluationSettings, {"selection_metric": "map@q"}, "selection_metric"),
         (RunSettings, {}, "--run_dir"),
-        (RunSettings, {"log_to": "sql://me:secret@host/runs"}, "--log_to=sql://host/runs"),
-        (Experiment, {"run_dir": "a", "selection": "validation"}, "--selection"),
+        (RunSettings, {"log_to": "sql://me:secret@host/runs"}, "log_to=sql://host/runs"),
+        (Experiment, {"run_dir": "a", "selection": "validation"}, "selection"),
     ],
 )
 def test_each_stage_refuses_its_own_mistakes_and_so_does_the_experiment(stage, given, names):

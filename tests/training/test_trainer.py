@@ -74,12 +74,12 @@ def test_a_signal_or_a_kill_in_an_epochs_evaluation_loses_nothing(
 ):
     folder, each_epoch = tmp_path / "run", Evaluator.each_epoch
 
-    def ended(self, learner, epoch):
+    def ended(self, learner, epoch, last):
         if epoch == 1 and end == "kill":
             raise Killed
         if epoch == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return each_epoch(self, learner, epoch)
+        return each_epoch(self, learner, epoch, last)
 
     with monkeypatch.context() as patch:
         patch.setattr(Evaluator, "each_epoch", ended)

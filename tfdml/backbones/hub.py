@@ -175,7 +175,6 @@ class TokenBackbone(keras.Model):
         return cls(**config)
 
 
-PREFIX = "hub:"
 _CONFIG, _CONVERTER = "config.json", "image_converter.json"
 # Networks of images and text, of which the part that sees images is taken.
 _TWO_TOWERS = ("CLIPBackbone", "SigLIPBackbone")

@@ -11,10 +11,10 @@ import h5py
 import keras
 
 from tfdml.arguments import integer, number
-from tfdml.backbones.hub import PREFIX, check_preset, load_preset
+from tfdml.backbones.hub import check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.expressions import parse_call
+from tfdml.expressions import HUB, Call
 from tfdml.registry import find, register, registered
 
 
@@ -121,7 +121,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
     if not _is_preset(name, weights, options):
         _find(name, weights, options)
     else:
-        check_preset(name.removeprefix(PREFIX))
+        check_preset(name.removeprefix(HUB))
 
 
 def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:
@@ -148,7 +148,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         ((None, 3, 3, 1280), 'tf')
     """
     if _is_preset(name, weights, options):
-        return Backbone(*load_preset(name.removeprefix(PREFIX), image_size))
+        return Backbone(*load_preset(name.removeprefix(HUB), image_size))
     entry, options = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else weights
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
@@ -164,18 +164,18 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
 
 def _is_preset(name: str, weights: str | None, options: dict[str, Any]) -> bool:
     """Whether a name is that of a preset of KerasHub, which takes no weights and no options."""
-    if name.startswith(PREFIX) and (options or weights not in _NO_WEIGHTS):
+    if name.startswith(HUB) and (options or weights not in _NO_WEIGHTS):
         raise UserError(
             f"backbone {name!r} comes with its weights and has no options: leave out weights and "
             "options"
         )
-    return name.startswith(PREFIX)
+    return name.startswith(HUB)
 
 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Entry, dict[str, Any]]:
     """Return the entry of a name, and the options given with it or in it."""
     if "(" in name:
-        call = parse_call(name, "backbone")
+        call = Call.parse(name, "backbone")
         name, options = call.name, {**call.arguments, **options}
     spelled = {_plain(known): known for known in registered("backbone")}
     entry = find("backbone", spelled.get(_plain(name), name))

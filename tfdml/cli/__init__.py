@@ -115,7 +115,9 @@ def flag_names() -> set[str]:
     sources = [
         path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")
     ]
-    pattern = re.compile(r"^    (\w+): \w.*", re.MULTILINE)
+    pattern = re.compile(
+        r"^    (\w+): .* = \w*(?:option|changed|of_images|of_network)\(", re.MULTILINE
+    )
     return {name for text in sources for name in pattern.findall(text)} | {
         "help",
         "flagfile",

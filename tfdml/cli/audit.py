@@ -23,84 +23,104 @@ import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 
 from tfdml import backbones
 from tfdml.audit import audit, write_table
-from tfdml.backbones.hub import PREFIX
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import MODES, EvaluationTransform, as_color
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
-from tfdml.flags import Effect, both, either, needs
+from tfdml.expressions import HUB, Arguments
 from tfdml.io.files import local_copy, partial_folder, require_local
 from tfdml.models import Embedder
+from tfdml.options import Color, changed, condition, option
 from tfdml.report import write_audit
-from tfdml.training.settings import choice, not_negative, positive
 
-_IMAGES = either(needs("model"), needs("dataset"))
-_EMBEDDED = Effect(lambda values: not values["embeddings"], "images to embed, not --embeddings")
-_PICTURES = Effect(
-    lambda values: bool(values["data_dir"] if values["embeddings"] else not values["features"]),
-    "images",
-)
-_VECTORS = Effect(
-    lambda values: not _PICTURES.holds(values), "--features, or --embeddings without --data_dir"
-)
-_NETWORK = Effect(
-    lambda values: not (values["model"] or values["embeddings"]), "no --model and no --embeddings"
-)
+_NETWORK = "no model and no embeddings"
+_EMBEDDED = "no embeddings"
+
+
+def _of_network(default: Any, **rules: Any) -> Any:
+    return option(default, requires=_NETWORK, **rules)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditFlags(DataFlags):
-    """What is audited, how, and where the findings are written.
+    """What is audited, how, and where the findings are written."""
 
-    Args:
-        embeddings: In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.
-        backbone: Without --model: as in tfdml train; no projection follows.
-        weights: Without --model: as in tfdml train; empty: a preset's own, or imagenet
-            (downloaded).
-        image_size: Without --model: side of its images in pixels.
-        resize: Without --model: as in tfdml train; 0: as --image_size.
-        resize_mode: Without --model: as in tfdml train.
-        pad_color: Without --model: as in tfdml train.
-        min_correlation: Of the pixels of duplicates, after alignment.
-        max_distance: Without images: largest cosine distance of duplicates.
-        out: Folder to write: new or empty.
-    """
+    title: ClassVar[str] = "What is audited, how, and where the findings are written"
 
-    embeddings: str = ""
-    backbone: str = choice("mobilenetv2", effect=_NETWORK)
-    weights: str = choice("", effect=_NETWORK)
-    image_size: int = choice(224, check=positive, effect=_NETWORK)
-    resize: int = choice(0, check=not_negative, effect=_NETWORK)
-    resize_mode: str = choice("shorter", choices=MODES, effect=_NETWORK)
-    pad_color: str = choice("black", effect=_NETWORK)
-    min_correlation: float = choice(0.8, check=lambda value: 0 <= value <= 1, effect=_PICTURES)
-    max_distance: float = choice(0.01, check=not_negative, effect=_VECTORS)
-    out: str
+    batch_size: int = changed(DataFlags, "batch_size", requires=_EMBEDDED)
+    truncate_dim: int = changed(DataFlags, "truncate_dim", requires=_EMBEDDED)
+    dataset: str = changed(DataFlags, "dataset", requires=_EMBEDDED)
+    features: str = changed(DataFlags, "features", requires="model")
+    dataset_options: Arguments = changed(
+        DataFlags, "dataset_options", requires=f"model or dataset and {_EMBEDDED}"
+    )
+    bad_images: str = changed(DataFlags, "bad_images", requires=f"model or dataset and {_EMBEDDED}")
+    embeddings: str = option(
+        "",
+        help="In place of --model: a folder of tfdml embed, or a Parquet, .npz or .npy file.",
+    )
+    backbone: str = _of_network(
+        "mobilenetv2", help="Without --model: as in tfdml train; no projection follows."
+    )
+    weights: str = _of_network(
+        "",
+        help="Without --model: as in tfdml train; empty: a preset's own, or imagenet (downloaded).",
+    )
+    image_size: int = _of_network(
+        224, at_least=1, help="Without --model: side of its images in pixels."
+    )
+    resize: int = _of_network(
+        0, at_least=0, help="Without --model: as in tfdml train; 0: as --image_size."
+    )
+    resize_mode: str = _of_network(
+        "shorter",
+        words=("shorter", "squash", "pad"),
+        help="Without --model: as in tfdml train.",
+    )
+    pad_color: Color = _of_network(
+        Color.parse("black", "pad_color"), help="Without --model: as in tfdml train."
+    )
+    min_correlation: float = option(
+        0.8,
+        at_least=0,
+        at_most=1,
+        requires="has_pictures",
+        help="Of the pixels of duplicates, after alignment.",
+    )
+    max_distance: float = option(
+        0.01,
+        at_least=0,
+        requires="has_vectors",
+        help="Without images: largest cosine distance of duplicates.",
+    )
+    out: str = option(help="Folder to write: new or empty.")
+
+    @condition("images")
+    def has_pictures(self) -> bool:
+        """Whether there are images."""
+        return bool(self.data_dir) if self.embeddings else not self.features
+
+    @condition("--features, or --embeddings without --data_dir")
+    def has_vectors(self) -> bool:
+        """Whether there are embeddings alone."""
+        return not self.has_pictures
 
 
-FLAGS = Flags(
-    AuditFlags,
-    effects={
-        **dict.fromkeys(("batch_size", "truncate_dim", "dataset"), _EMBEDDED),
-        **dict.fromkeys(("dataset_options", "bad_images"), both(_IMAGES, _EMBEDDED)),
-        "features": needs("model"),
-    },
-)
 _Picture = Callable[[int], np.ndarray]
 
 
-def run_audit(values: Flags) -> None:
+def run_audit(flags: AuditFlags) -> None:
     """Audit as the flags say."""
-    flags = values.settings(AuditFlags)
     require_local(flags.out, "out")
     out = Path(flags.out).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -154,11 +174,9 @@ def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture 
         vectors = [source.embed(split, flags.batch_size) for split in splits]
     else:
         size = flags.image_size
-        view = EvaluationTransform(
-            flags.resize or size, size, flags.resize_mode, as_color(flags.pad_color)
-        )
+        view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, flags.pad_color)
         weights = os.path.expanduser(
-            flags.weights or ("none" if flags.backbone.startswith(PREFIX) else "imagenet")
+            flags.weights or ("none" if flags.backbone.startswith(HUB) else "imagenet")
         )
         embedder = Embedder(
             backbones.resolve(flags.backbone, size, local_copy(weights)),
@@ -195,4 +213,4 @@ def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | 
     return name, stored.embeddings, table, images.picture if base else None
 
 
-COMMAND = Command("audit", run_audit, FLAGS, __doc__)
+COMMAND = Command("audit", run_audit, Flags(AuditFlags), __doc__)

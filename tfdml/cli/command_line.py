@@ -6,47 +6,38 @@ stream.
 
 import dataclasses
 import logging
-import os
 import re
 import signal
 import sys
 import time
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Any, ClassVar, TypeVar
 
 from absl import flags
 from absl import logging as absl_logging
 
 from tfdml.data.policies import modules_of
 from tfdml.errors import UserError, redact_text, short_message, user_errors
-from tfdml.flags import Effect, in_vain, read_flag_files, typed_words
+from tfdml.flags import read_flag_files, typed_words
 from tfdml.io.files import as_named, local_copy
+from tfdml.options import Settings, define_flags, fields_of, flag_name, unmet
 from tfdml.registry import allow_modules, import_modules, module_names
 from tfdml.training.interruption import Interruption
-from tfdml.training.settings import Settings, flag_name, meanings
 
-# What comes after `DEFINE_` in the name of absl's function, by the type of a field.
-_KINDS: dict[Any, str] = {
-    bool: "bool",
-    int: "integer",
-    float: "float",
-    float | None: "float",
-    str: "string",
-}
 # In every command: read from a local copy, where they are URLs of a store. Other paths are opened
 # where they are.
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
-_Class = TypeVar("_Class")
+_Class = TypeVar("_Class", bound=Settings)
 
 
+@dataclasses.dataclass(frozen=True)
 class CommandFlags(Settings):
-    """The flags of a command, or a part of them; a field without a default is a flag that must be
-    given."""
+    """The settings of a command, or a part of them; a field without a default is a flag that must
+    be given."""
 
-    stored = False
+    stored: ClassVar[bool] = False
 
 
 class Flags(flags.FlagValues):
@@ -54,11 +45,7 @@ class Flags(flags.FlagValues):
     the flag an item.
 
     Args:
-        *classes: Data classes, whose docstrings say what they and their fields mean; see `choice`.
-        effects: By flag, the condition for it to have an effect, next to those of the fields.
-
-    Attributes:
-        effects: The conditions; flags that always have an effect are left out.
+        *kinds: The settings; see `tfdml.options.option`.
 
     Example:
         >>> from tfdml.cli.index import IndexFlags
@@ -68,49 +55,41 @@ class Flags(flags.FlagValues):
         'embeddings/cars'
     """
 
-    def __init__(self, *classes: Any, effects: Mapping[str, Effect] = {}):
+    def __init__(self, *kinds: type[Settings]):
         super().__init__()
-        self.__dict__["effects"] = dict(effects)  # an attribute that is set is a flag
-        for each in classes:
-            title = (
-                (each.__doc__ or "").partition("\n")[0].rstrip(".")
-            )  # under which `--help` lists its flags
-            place: dict[str, Any] = {"flag_values": self, "module_name": title}
-            types, texts = typing.get_type_hints(each), meanings(each)
-            for field in dataclasses.fields(each):
-                name, text, kind, rules = (
-                    flag_name(field.name),
-                    texts[field.name],
-                    types[field.name],
-                    field.metadata,
-                )
-                if "choices" in rules:
-                    text += f" One of {', '.join(rules['choices'])}."
-                default = "" if field.default is dataclasses.MISSING else field.default
-                if rules.get("paths"):
-                    words = flags.ArgumentParser[str](), flags.ArgumentSerializer[str]()
-                    flags.DEFINE_flag(_Paths(*words, name, list(default), text), **place)
-                elif kind == Sequence[str]:
-                    flags.DEFINE_list(name, list(default), text, **place)
-                else:
-                    getattr(flags, f"DEFINE_{_KINDS[kind]}")(name, default, text, **place)
-                if "effect" in rules:
-                    self.effects.setdefault(name, rules["effect"])
+        self.__dict__["kinds"] = kinds  # an attribute that is set is a flag
+        for kind in kinds:
+            define_flags(kind, self)
         if "import" not in self:
             text = "Modules of your own, with commas, that register what flags name."
             flags.DEFINE_string("import", "", text, flag_values=self, module_name="Your own code")
 
+    def values(self, kind: type[Settings]) -> dict[str, Any]:
+        """Return the values of the flags of settings, by setting; those that must be given and are
+        not are left out."""
+        found = {}
+        for name, field in fields_of(kind).items():
+            flag = self[flag_name(field)]
+            if flag.value or field.default is not dataclasses.MISSING:
+                found[name] = flag.value
+        return found
+
+    def given(self, kind: type[Settings]) -> dict[str, Any]:
+        """Return those that the command line or a flag file sets."""
+        names = [name for name, field in fields_of(kind).items() if self[flag_name(field)].present]
+        return {name: value for name, value in self.values(kind).items() if name in names}
+
     def settings(self, kind: type[_Class]) -> _Class:
-        """Return a data class of settings with the values of the flags.
+        """Return settings with the values of the flags.
 
         Raises:
             UserError: A flag without a default is not given; or as the class.
         """
-        fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        for name, default in fields.items():
-            if default is dataclasses.MISSING and not self[name].value:
+        values = self.values(kind)
+        for name in fields_of(kind):
+            if name not in values:
                 raise UserError(f"--{name} is missing")
-        return kind(**{name: self[flag_name(name)].value for name in fields})
+        return kind(**values)
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command, after those of its flag files.
@@ -133,18 +112,12 @@ class Flags(flags.FlagValues):
             )
 
 
-class _Paths(flags.MultiFlag):
-    """Paths and patterns: the flag is repeated, or has commas; the name of an existing file may
-    have commas, too."""
+def _drafts(values: Flags) -> list[Settings]:
+    return [kind.draft(values.values(kind)) for kind in values.kinds]
 
-    def _parse(self, arguments: Any) -> list[str]:
-        texts = super()._parse(arguments)
-        return [
-            path
-            for text in texts
-            for path in ([text] if os.path.exists(text) else text.split(","))
-            if path
-        ]
+
+def _settings(values: Flags) -> list[Settings]:
+    return [values.settings(kind) for kind in values.kinds]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,20 +130,23 @@ class Command:
 
     Args:
         name: Its name, put before errors.
-        work: Does the work.
+        work: Does the work, of its settings.
         flags: Its flags.
         usage: What `--help` prints before the flags: the docstring of its module.
         flag_of: The flags whose names are not those of the arguments that they set, by argument:
             see `as_flags`.
-        values: The values that conditions are checked with; by default those of the flags.
+        drafts: Returns the settings that say which flags have an effect; by default those of the
+            flags.
+        settings: Returns the arguments of `work`; by default the settings of the flags.
     """
 
     name: str
-    work: Callable[[Flags], None]
+    work: Callable[..., None]
     flags: Flags
     usage: str | None
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    values: Callable[[Flags], Mapping[str, Any]] = Flags.flag_values_dict
+    drafts: Callable[[Flags], Sequence[Settings]] = _drafts
+    settings: Callable[[Flags], Sequence[Any]] = _settings
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command; refuse flags without an effect.
@@ -190,22 +166,22 @@ class Command:
             flag.value = (
                 list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
             )
-        # `--data_dir=` is as good as none.
-        present = [
-            name
-            for name in self.flags
-            if self.flags[name].present and self.flags[name].value not in ("", [])
-        ]
         typed = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
-        for name, message in in_vain(self.flags.effects, self.values(self.flags), present).items():
-            flag = self.flags[name]
-            if typed & {name, f"no{name}"}:
-                raise UserError(message)
+        for draft in self.drafts(self.flags):
+            self._refuse_in_vain(draft, typed)
+
+    def _refuse_in_vain(self, draft: Settings, typed: Set[str]) -> None:
+        """Refuse the typed flags that have no effect, and reset those of flag files."""
+        for name, error in unmet(draft, self.flags.given(type(draft))):
+            flag = self.flags[flag_name(fields_of(type(draft))[name])]
+            if flag.value in ("", []):  # `--data_dir=` is as good as none
+                continue
+            if not typed.isdisjoint({flag.name, f"no{flag.name}"}):
+                raise error
             # A run's flags.txt holds every setting.
             if flag.value != flag.default:
-                print(
-                    f"{self.name}: warning: in a flag file, and ignored: {message}", file=sys.stderr
-                )
+                text = self.error_text(error)
+                print(f"{self.name}: warning: in a flag file, and ignored: {text}", file=sys.stderr)
             flag.unparse()
 
     def _modules(self) -> list[str]:
@@ -226,10 +202,10 @@ class Command:
         for title, group in self.flags.flags_by_module_dict().items():
             lines += ["", f"{title}:"]
             for flag in group:
+                meaning, *choices = flag.help.strip().splitlines()
                 default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
-                lines.append(
-                    f"  --{'[no]' * flag.boolean}{flag.name}\n      {flag.help.strip()}{default}"
-                )
+                lines.append(f"  --{'[no]' * flag.boolean}{flag.name}\n      {meaning}{default}")
+                lines += [f"        {choice}" for choice in choices]
         return "\n".join(lines)
 
     def error_text(self, error: UserError) -> str:
@@ -303,7 +279,7 @@ def run(command: Command, words: Sequence[str]) -> None:
                 print(command.help())
             else:
                 command.parse(words)
-                command.work(command.flags)
+                command.work(*command.settings(command.flags))
             sys.stdout.flush()
     except flags.Error as error:
         _fail(command, f"{short_message(error, longest=1000)} (see --help)")

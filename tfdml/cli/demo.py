@@ -23,6 +23,7 @@ import dataclasses
 import os
 import secrets
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -34,53 +35,53 @@ from tfdml.errors import UserError
 from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
-from tfdml.flags import Effect
 from tfdml.io.files import read_json
+from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
-from tfdml.training.settings import choice
-
-
-def _for(text: str, *kinds: str) -> Effect:
-    return Effect(lambda values: kind_of_gallery(values["gallery"]) in kinds, text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DemoFlags(ModelFlags):
-    """What is shown, and where.
+    """What is shown, and where."""
 
-    Args:
-        gallery: What is searched, see above.
-        data_dir: The folder of the images of a gallery of embeddings. No file of outside is opened.
-        distance: What near means.
-        calibration: What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01.
-        host: Address to listen at; 0.0.0.0: at all of this machine.
-        port: Port to listen at; 0: any that is free.
-    """
+    title: ClassVar[str] = "What is shown, and where"
 
-    gallery: str
-    data_dir: str = choice(
+    model: str = changed(ModelFlags, "model", requires="embeds_images")
+    gallery: str = option(help="What is searched, see above.")
+    data_dir: str = option(
         "",
-        effect=_for("a gallery that is no folder of images", "embeddings", "database", "retriever"),
+        requires="names_images",
+        help="The folder of the images of a gallery of embeddings. No file of outside is opened.",
     )
-    distance: str = choice(
-        "euclidean",
-        choices=DISTANCES,
-        effect=_for("images or embeddings as --gallery", "images", "embeddings"),
+    distance: str = option(
+        "euclidean", words=DISTANCES, requires="is_measured", help="What near means."
     )
-    calibration: str = ""
-    host: str = "127.0.0.1"
-    port: int = choice(8765, check=lambda port: 0 <= port < 2**16)
-    model: str = choice(
-        "",
-        effect=_for(
-            "a gallery that does not embed images itself", "images", "embeddings", "database"
-        ),
+    calibration: str = option(
+        "", help="What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01."
+    )
+    host: str = option("127.0.0.1", help="Address to listen at; 0.0.0.0: at all of this machine.")
+    port: int = option(
+        8765, at_least=0, at_most=65535, help="Port to listen at; 0: any that is free."
     )
 
+    @condition("a gallery that does not embed images itself")
+    def embeds_images(self) -> bool:
+        """Whether images are embedded by --model."""
+        return kind_of_gallery(self.gallery or "") != "retriever"
 
-def demo(values: Flags) -> None:
+    @condition("a gallery that is no folder of images")
+    def names_images(self) -> bool:
+        """Whether the gallery names its images."""
+        return kind_of_gallery(self.gallery or "") != "images"
+
+    @condition("images or embeddings as --gallery")
+    def is_measured(self) -> bool:
+        """Whether the distance is chosen here."""
+        return kind_of_gallery(self.gallery or "") in ("images", "embeddings")
+
+
+def demo(flags: DemoFlags) -> None:
     """Serve the page as the flags say."""
-    flags = values.settings(DemoFlags)
     try:
         from tfdml import demo as web
     except ModuleNotFoundError as error:

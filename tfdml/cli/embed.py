@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -36,46 +36,62 @@ from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord
 from tfdml.embeddings.passes import EmbeddingPass, Part, images_of
 from tfdml.errors import REASON, user_errors
 from tfdml.evaluation.views import ViewItems
-from tfdml.flags import Effect, needs
+from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
-from tfdml.training.settings import choice, not_negative, positive
+from tfdml.options import changed, option
 
-_OF_DATA = Effect(lambda values: not values["input"], "images of a data set, without --input")
+_OF_DATA = "no input"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EmbedFlags(DataFlags):
-    """What embeds which images, and where the embeddings are written.
+    """What embeds which images, and where the embeddings are written."""
 
-    Args:
-        out: Folder to write: new, empty, or begun by the same command.
-        split: Images of unseen or training classes, or both; or one role of the test images.
-        input: In place of a data set, which images: see above.
-        texts: In place of images, a file with a text in each line, for a model of images and texts;
-            or column, for the texts of the data set.
-        cluster: Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.
-        actors: Processes with the model; 0: one per GPU, or per 4 CPUs.
-        rows_per_file: Images of a Parquet file, rounded up to whole batches; a kill loses the files
-            under way.
-    """
+    title: ClassVar[str] = "What is embedded, and where the embeddings are written"
 
-    model: str = choice(dataclasses.MISSING)
-    out: str
-    split: str = choice(
-        "test", choices=("test", "train", "all", "query", "gallery"), effect=_OF_DATA
+    model: str = changed(DataFlags, "model", default=dataclasses.MISSING)
+    dataset: str = changed(DataFlags, "dataset", requires=_OF_DATA)
+    features: str = changed(DataFlags, "features", requires=_OF_DATA)
+    data_dir: str = changed(DataFlags, "data_dir", requires=_OF_DATA)
+    dataset_options: Arguments = changed(DataFlags, "dataset_options", requires=_OF_DATA)
+    bad_images: str = changed(DataFlags, "bad_images", requires=_OF_DATA)
+    out: str = option(help="Folder to write: new, empty, or begun by the same command.")
+    split: str = option(
+        "test",
+        words=("test", "train", "all", "query", "gallery"),
+        requires=_OF_DATA,
+        help="Images of unseen or training classes, or both; or one role of the test images.",
     )
-    input: Sequence[str] = choice((), paths=True)
-    texts: str = choice("", effect=_OF_DATA)
-    cluster: str = choice(
-        "", effect=Effect(lambda values: not values["texts"], "images, without --texts")
+    input: tuple[str, ...] = option(
+        (), paths=True, help="In place of a data set, which images: see above."
     )
-    actors: int = choice(0, check=not_negative, effect=needs("cluster"))
-    rows_per_file: int = choice(4096, check=positive)
+    texts: str = option(
+        "",
+        requires=_OF_DATA,
+        help="In place of images, a file with a text in each line, for a model of images and "
+        "texts; or column, for the texts of the data set.",
+    )
+    cluster: str = option(
+        "",
+        requires="no texts",
+        help="Embed over Ray: local (processes of this machine), ray://host:10001 or host:6379.",
+    )
+    actors: int = option(
+        0,
+        at_least=0,
+        requires="cluster",
+        help="Processes with the model; 0: one per GPU, or per 4 CPUs.",
+    )
+    rows_per_file: int = option(
+        4096,
+        at_least=1,
+        help="Images of a Parquet file, rounded up to whole batches; a kill loses the files under "
+        "way.",
+    )
 
 
-def embed(values: Flags) -> None:
+def embed(flags: EmbedFlags) -> None:
     """Embed as the flags say."""
-    flags = values.settings(EmbedFlags)
     if flags.texts:
         _embed_texts(flags)
         return
@@ -162,19 +178,15 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     selection = data_choice(flags)
     splits = selection.parts(flags.split)
     images = ImageTable.of(splits, os.path.expanduser(selection.directory))
-    about = {"name": selection.name, "options": selection.options, "split": flags.split}
+    options = str(Arguments(selection.options))
+    about = {"name": selection.name, "options": options, "split": flags.split}
     return EmbeddingPass(splits, images, *sizes), about
 
 
 COMMAND = Command(
     "embed",
     embed,
-    Flags(
-        EmbedFlags,
-        effects=dict.fromkeys(
-            ("dataset", "features", "data_dir", "dataset_options", "bad_images"), _OF_DATA
-        ),
-    ),
+    Flags(EmbedFlags),
     __doc__,
     flag_of={"folder": "out"},
 )

@@ -46,7 +46,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from absl import logging
@@ -62,8 +62,9 @@ from tfdml.evaluation.classification import KINDS
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
 from tfdml.evaluation.relevance import images_to_search
 from tfdml.evaluation.views import ViewItems
-from tfdml.flags import Effect, both, either, needs
+from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, require_writable, write_json
+from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
 from tfdml.report import Run, read_run, write_report
 from tfdml.report.runs import metric_name, metric_order
@@ -71,66 +72,94 @@ from tfdml.results import compare_queries
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
 from tfdml.training.images import split_training_classes
-from tfdml.training.settings import choice, integers, positive
 
-_ALONE = Effect(lambda values: not values["compare"], "--model in place of --compare")
-_MODEL = Effect(
-    lambda values: not values["compare"] and not holds_embeddings(values["model"]),
-    "a model as --model",
-)
-_HEAD = Effect(lambda values: not holds_embeddings(values["model"]), "a head as --model")
-_IMAGES = either(needs("dataset"), needs("features"), _MODEL)
-_MEASURED = both(_ALONE, needs("task", "retrieval"))
+_ALONE = "no compare"
+_IMAGES = "dataset or features or embeds"
+_MEASURED = f"{_ALONE} and task=retrieval"
 _TASKS = ("retrieval", "verification", "classification")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateFlags(DataFlags):
-    """What is measured, and how.
+    """What is measured, and how."""
 
-    Args:
-        split: Which classes to measure on.
-        metrics: Which metrics, see above. Large sets are quicker without nmi, ami and f1.
-        ks: The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit the
-            images.
-        distance: What near means.
-        intervals: 95 % intervals, by bootstrap over classes or queries.
-        task: What the embeddings are for.
-        target: Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01
-            with classification.
-        neighbors: How many images vote.
-        templates: Texts with {} in the place of a class's name, for a model of images and texts.
-        generalization: Also compare the embeddings of the training classes with these.
-        json: File to write the metrics to, as fractions.
-        report: File to write an HTML page to.
-        compare: In place of --model: finished runs, compared with the first of them.
-    """
+    title: ClassVar[str] = "What is measured, and how"
 
-    split: str = choice("test", choices=("test", "train"), effect=_ALONE)
-    metrics: Sequence[str] = choice((), effect=_MEASURED)
-    ks: Sequence[str] = choice((), effect=_MEASURED)
-    distance: str = choice("euclidean", choices=DISTANCES, effect=_ALONE)
-    intervals: str = choice("none", choices=("none", "classes", "queries"), effect=_MEASURED)
-    task: str = choice("retrieval", choices=_TASKS, effect=_ALONE)
-    target: str = choice("", effect=needs("task", *_TASKS[1:]))
-    neighbors: int = choice(5, check=positive, effect=needs("task", "classification"))
-    templates: Sequence[str] = choice(("{}",), effect=needs("task", "classification"))
-    generalization: bool = choice(False, effect=_MEASURED)
-    json: str = ""
-    report: str = choice("", effect=both(_ALONE, needs("task", *_TASKS[:2])))
-    compare: Sequence[str] = choice((), paths=True)
+    batch_size: int = changed(DataFlags, "batch_size", requires="embeds")
+    truncate_dim: int = changed(DataFlags, "truncate_dim", requires="embeds")
+    features: str = changed(DataFlags, "features", requires="has_head")
+    data_dir: str = changed(DataFlags, "data_dir", requires=_IMAGES)
+    dataset_options: Arguments = changed(DataFlags, "dataset_options", requires=_IMAGES)
+    bad_images: str = changed(DataFlags, "bad_images", requires=_IMAGES)
+    split: str = option(
+        "test", words=("test", "train"), requires=_ALONE, help="Which classes to measure on."
+    )
+    metrics: tuple[str, ...] = option(
+        (),
+        requires=_MEASURED,
+        help="Which metrics, see above. Large sets are quicker without nmi, ami and f1.",
+    )
+    ks: tuple[int, ...] = option(
+        (),
+        at_least=1,
+        requires=_MEASURED,
+        help="The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit "
+        "the images.",
+    )
+    distance: str = option("euclidean", words=DISTANCES, requires=_ALONE, help="What near means.")
+    intervals: str = option(
+        "none",
+        words=("none", "classes", "queries"),
+        requires=_MEASURED,
+        help="95 % intervals, by bootstrap over classes or queries.",
+    )
+    task: str = option(
+        "retrieval", words=_TASKS, requires=_ALONE, help="What the embeddings are for."
+    )
+    target: str = option(
+        "",
+        requires="task=verification|classification",
+        help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
+        "with classification.",
+    )
+    neighbors: int = option(
+        5, at_least=1, requires="task=classification", help="How many images vote."
+    )
+    templates: tuple[str, ...] = option(
+        ("{}",),
+        requires="task=classification",
+        help="Texts with {} in the place of a class's name, for a model of images and texts.",
+    )
+    generalization: bool = option(
+        False,
+        requires=_MEASURED,
+        help="Also compare the embeddings of the training classes with these.",
+    )
+    json: str = option("", help="File to write the metrics to, as fractions.")
+    report: str = option(
+        "",
+        requires=f"{_ALONE} and task=retrieval|verification",
+        help="File to write an HTML page to.",
+    )
+    compare: tuple[str, ...] = option(
+        (),
+        paths=True,
+        help="In place of --model: finished runs, compared with the first of them.",
+    )
+
+    @condition("a model as --model")
+    def embeds(self) -> bool:
+        """Whether images are embedded."""
+        return not self.compare and not holds_embeddings(self.model)
+
+    @condition("a head as --model")
+    def has_head(self) -> bool:
+        """Whether the model may be a head."""
+        return not holds_embeddings(self.model)
 
 
-_EFFECTS = dict.fromkeys(("batch_size", "truncate_dim"), _MODEL) | {"features": _HEAD}
-FLAGS = Flags(
-    EvaluateFlags,
-    effects=_EFFECTS | dict.fromkeys(("data_dir", "dataset_options", "bad_images"), _IMAGES),
-)
-
-
-def evaluate(values: Flags) -> None:
+def evaluate(flags: EvaluateFlags) -> None:
     """Evaluate as the flags say."""
-    flags = values.settings(EvaluateFlags)
     if bool(flags.model) == bool(flags.compare):
         raise UserError(
             "--compare takes the place of --model" if flags.model else "--model is missing"
@@ -296,13 +325,11 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     if flags.report:
         shown = "auc|intervals|tar@" if flags.task == "verification" else ""
         measured = {name: value for name, value in measures.items() if re.match(shown, name)}
-        fields = dataclasses.fields(flags)
-        changed = {
-            each.name: value
-            for each in fields
-            if (value := getattr(flags, each.name)) != each.default
-        }
-        run = Run(flags.model, {"metrics": measured}, flags=changed)
+        given: dict[str, Any] = {}
+        for name, field in fields_of(EvaluateFlags).items():
+            if getattr(flags, name) != field.default:
+                given[name] = flag_text(getattr(flags, name))
+        run = Run(flags.model, {"metrics": measured}, flags=given)
         options: dict[str, Any] = {"target": target} if target else {}
         write_report(
             flags.report, run, split.images, split.embeddings, distance=flags.distance, **options
@@ -320,7 +347,7 @@ def _retrieval(split: _Split) -> _Measures:
         "distance": flags.distance,
         "intervals": None if flags.intervals == "none" else flags.intervals,
     }
-    ks = integers(",".join(flags.ks), "--ks")
+    ks = flags.ks
     if split.items:
         options |= {"metrics": flags.metrics} if flags.metrics else {}
         labels = split.items.image_labels, split.items.text_labels
@@ -342,10 +369,8 @@ def _retrieval(split: _Split) -> _Measures:
     if fitting != depths:
         reason = f"there are {available:,} images to search in"
         if ks:
-            raise UserError(
-                f"--ks={','.join(flags.ks)}: {reason}; choose e.g. "
-                f"--ks={','.join(map(str, fitting))}"
-            )
+            fitting_text = ",".join(map(str, fitting))
+            raise UserError(f"{reason}; choose e.g. --ks={fitting_text}", ks=ks)
         logging.warning(
             "recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason
         )
@@ -402,7 +427,8 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     experiment = RunFolder(model).load_experiment()
     if experiment.data_name != name:
         return train
-    return split_training_classes(train, *experiment.held_out(experiment.seed))[0]
+    share, sampling = experiment.holdout_classes, experiment.holdout_sampling
+    return split_training_classes(train, share, experiment.seed, sampling)[0]
 
 
 def _verification(split: _Split) -> _Measures:
@@ -509,4 +535,4 @@ def _interval(interval: Any) -> str:
     )
 
 
-COMMAND = Command("evaluate", evaluate, FLAGS, __doc__)
+COMMAND = Command("evaluate", evaluate, Flags(EvaluateFlags), __doc__)

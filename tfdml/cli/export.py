@@ -37,85 +37,113 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tfdml import data
-from tfdml.cli.command_line import Command, CommandFlags, Flags
+from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import check_ended
 from tfdml.errors import UserError
 from tfdml.evaluation import target_of
 from tfdml.evaluation.classification import TARGETS
-from tfdml.export.exporter import ExportOptions, export_run
+from tfdml.export.exporter import export_run
+from tfdml.export.options import ExportOptions
 from tfdml.export.retriever import Retriever
 from tfdml.export.saved_model import check_backend
-from tfdml.expressions import parse_arguments
-from tfdml.flags import Effect, both, needs
+from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, require_local
-from tfdml.training.settings import choice, not_negative
+from tfdml.options import changed, condition, fields_of, option
 
-_FROM_RUN = Effect(lambda values: not values["embedder"], "--run_dir in place of --embedder")
-_GALLERY = needs("gallery")
-_OF_DATASET = both(_GALLERY, needs("gallery_dataset"))
-_INTEGERS = Effect(
-    lambda values: bool({"litert_int8", "litert", "all"} & {*values["formats"]}),
-    "--formats with litert_int8",
-)
-_COMPARED = ("images", "max_pixels", "min_cosine", "max_recall_drop")
+_FROM_RUN = "no embedder"
+_OF_DATASET = "gallery and gallery_dataset"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ExportFlags(CommandFlags):
-    """What is exported, and where.
+class ExportFlags(ExportOptions):
+    """What is exported, and where."""
 
-    Args:
-        run_dir: Folder of the run.
-        unfinished: Take the best embedder so far of a run that has not ended.
-        out: Folder of the exported versions.
-        moment_embedder: Export moments.keras, which searches with all moments.
-        whitening: Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.
-        truncate_dim: Keep the first N dimensions of the vector, scaled to length 1; 0: all.
-        stack_on: The run of the embedder that a head's vectors come from: export both as one.
-        data_dir: Where the data set of the run, or of --stack_on, lies, if it has moved.
-        gallery: Build a retriever of the images here.
-        embedder: An exported version, or a folder of them, in place of a run.
-        gallery_dataset: A data set, as in tfdml train, in place of a folder.
-        gallery_dataset_options: Its options, as in tfdml train.
-        gallery_split: Which of its images.
-        gallery_bad_images: What to do with unreadable images.
-    """
+    title: ClassVar[str] = "What is exported, and where"
 
-    run_dir: str = ""
-    unfinished: bool = choice(False, effect=_FROM_RUN)
-    out: str
-    moment_embedder: bool = choice(False, effect=_FROM_RUN)
-    whitening: str = choice("", effect=_FROM_RUN)
-    truncate_dim: int = choice(0, check=not_negative, effect=_FROM_RUN)
-    stack_on: str = choice("", effect=_FROM_RUN)
-    data_dir: str = choice("", effect=_FROM_RUN)
-    gallery: str = ""
-    embedder: str = choice("", effect=_GALLERY)
-    gallery_dataset: str = choice("", effect=_GALLERY)
-    gallery_dataset_options: str = choice("", effect=_OF_DATASET)
-    gallery_split: str = choice(
-        "test", choices=("test", "train", "all", "gallery"), effect=_OF_DATASET
+    images: int = changed(ExportOptions, "images", requires=_FROM_RUN)
+    representative_images: int = changed(
+        ExportOptions, "representative_images", requires="quantizes"
     )
-    gallery_bad_images: str = choice("error", choices=("error", "skip"), effect=_GALLERY)
+    max_pixels: int = changed(ExportOptions, "max_pixels", requires=_FROM_RUN)
+    min_cosine: float | None = changed(ExportOptions, "min_cosine", requires=_FROM_RUN)
+    max_recall_drop: float | None = changed(ExportOptions, "max_recall_drop", requires=_FROM_RUN)
+    run_dir: str = option("", help="Folder of the run.")
+    unfinished: bool = option(
+        False,
+        requires=_FROM_RUN,
+        help="Take the best embedder so far of a run that has not ended.",
+    )
+    out: str = option(help="Folder of the exported versions.")
+    moment_embedder: bool = option(
+        False,
+        requires=_FROM_RUN,
+        help="Export moments.keras, which searches with all moments.",
+    )
+    whitening: Arguments = option(
+        Arguments(),
+        requires=_FROM_RUN,
+        help="Add a PCA whitening of the training images: 'dim=64, power=0.5, shrinkage=0'.",
+    )
+    truncate_dim: int = option(
+        0,
+        at_least=0,
+        requires=_FROM_RUN,
+        help="Keep the first N dimensions of the vector, scaled to length 1; 0: all.",
+    )
+    stack_on: str = option(
+        "",
+        requires=_FROM_RUN,
+        help="The run of the embedder that a head's vectors come from: export both as one.",
+    )
+    data_dir: str = option(
+        "",
+        requires=_FROM_RUN,
+        help="Where the data set of the run, or of --stack_on, lies, if it has moved.",
+    )
+    gallery: str = option("", help="Build a retriever of the images here.")
+    embedder: str = option(
+        "",
+        requires="gallery",
+        help="An exported version, or a folder of them, in place of a run.",
+    )
+    gallery_dataset: str = option(
+        "", requires="gallery", help="A data set, as in tfdml train, in place of a folder."
+    )
+    gallery_dataset_options: Arguments = option(
+        Arguments(), requires=_OF_DATASET, help="Its options, as in tfdml train."
+    )
+    gallery_split: str = option(
+        "test",
+        words=("test", "train", "all", "gallery"),
+        requires=_OF_DATASET,
+        help="Which of its images.",
+    )
+    gallery_bad_images: str = option(
+        "error",
+        words=("error", "skip"),
+        requires="gallery",
+        help="What to do with unreadable images.",
+    )
+
+    @condition("--formats with litert_int8")
+    def quantizes(self) -> bool:
+        """Whether ranges are measured."""
+        return not {"litert_int8", "litert", "all"}.isdisjoint(self.formats)
 
 
-_EFFECTS = {**dict.fromkeys(_COMPARED, _FROM_RUN), "representative_images": _INTEGERS}
-FLAGS = Flags(ExportFlags, ExportOptions, effects=_EFFECTS)
-
-
-def export(values: Flags) -> None:
+def export(flags: ExportFlags) -> None:
     """Export as the flags say."""
-    flags, options = values.settings(ExportFlags), values.settings(ExportOptions)
+    options = ExportOptions(**{name: getattr(flags, name) for name in fields_of(ExportOptions)})
     if not (flags.gallery or flags.run_dir):
         raise UserError("--run_dir is missing")
     check_backend()
     require_local(flags.out, "out")
     for folder in (flags.run_dir, flags.stack_on):
         check_ended(folder, flags.unfinished)
-    whitening = parse_arguments(flags.whitening, "--whitening") if flags.whitening else None
+    whitening = flags.whitening or None
     report = functools.partial(print, flush=True)
     run, moments, data_dir = flags.run_dir, flags.moment_embedder, flags.data_dir
     changes = whitening, flags.truncate_dim, flags.stack_on
@@ -170,7 +198,7 @@ def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDatase
     """Return the images that the flags mean."""
     if not flags.gallery_dataset:
         return [data.load("folder", directory, "all")]
-    arguments = parse_arguments(flags.gallery_dataset_options, "--gallery_dataset_options")
+    arguments = flags.gallery_dataset_options
     splits = ("train", "test") if flags.gallery_split == "all" else (flags.gallery_split,)
     return [data.load(flags.gallery_dataset, directory, split, **arguments) for split in splits]
 
@@ -178,7 +206,7 @@ def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDatase
 COMMAND = Command(
     "export",
     export,
-    FLAGS,
+    Flags(ExportFlags),
     __doc__,
     flag_of={"folder": "out", "options": "gallery_dataset_options"},
 )

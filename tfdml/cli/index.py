@@ -17,35 +17,33 @@ A password may also come from the environment (PGPASSWORD) and is never printed.
 
 import dataclasses
 import os
+from typing import ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.embeddings import read_embeddings
+from tfdml.options import option
 from tfdml.retrieval import connect, index_embeddings
-from tfdml.training.settings import choice, not_negative
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IndexFlags(CommandFlags):
-    """What is indexed, and where.
+    """What is indexed, and where."""
 
-    Args:
-        embeddings: A folder that tfdml embed wrote, or a Parquet, .npz or .npy file.
-        to: The gallery's address, see above.
-        prefix: Put before the name of each image, for its id.
-        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all, as they are.
-        replace: Replace rows of other embeddings that have the same ids.
-    """
+    title: ClassVar[str] = "What is indexed, and where"
 
-    embeddings: str
-    to: str
-    prefix: str = ""
-    truncate_dim: int = choice(0, check=not_negative)
-    replace: bool = False
+    embeddings: str = option(
+        help="A folder that tfdml embed wrote, or a Parquet, .npz or .npy file."
+    )
+    to: str = option(help="The gallery's address, see above.")
+    prefix: str = option("", help="Put before the name of each image, for its id.")
+    truncate_dim: int = option(
+        0, at_least=0, help="Keep the first N dimensions, scaled to length 1; 0: all, as they are."
+    )
+    replace: bool = option(False, help="Replace rows of other embeddings that have the same ids.")
 
 
-def index(values: Flags) -> None:
+def index(flags: IndexFlags) -> None:
     """Index as the flags say."""
-    flags = values.settings(IndexFlags)
     # The address first: reading names may take a while.
     with connect(flags.to) as gallery:
         stored = read_embeddings(os.path.expanduser(flags.embeddings))

@@ -3,8 +3,9 @@
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tfdml import data
 from tfdml.cli.command_line import CommandFlags
@@ -14,50 +15,56 @@ from tfdml.embeddings.files import holds_embeddings
 from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
 from tfdml.export.retriever import RETRIEVER_CARD
-from tfdml.expressions import parse_arguments
-from tfdml.flags import needs
+from tfdml.expressions import Arguments
+from tfdml.options import option
 from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder, workers
 from tfdml.training.images import vector_splits
-from tfdml.training.settings import choice, not_negative, positive
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelFlags(CommandFlags):
-    """What embeds images.
+    """What embeds images."""
 
-    Args:
-        model: What embeds: a run folder or a .keras file; a SavedModel, or a folder of its
-            versions, of which the newest is taken; or a .tflite or .onnx file, whose view is in its
-            export's model_card.json.
-        unfinished: Take the best embedder so far of a run that has not ended.
-        batch_size: Images per batch.
-        truncate_dim: Keep the first N dimensions, scaled to length 1; 0: all.
-    """
+    title: ClassVar[str] = "What embeds images"
 
-    model: str = ""
-    unfinished: bool = False
-    batch_size: int = choice(100, check=positive, effect=needs("model"))
-    truncate_dim: int = choice(0, check=not_negative, effect=needs("model"))
+    model: str = option(
+        "",
+        help="What embeds: a run folder or a .keras file; a SavedModel, or a folder of its "
+        "versions, of which the newest is taken; or a .tflite or .onnx file, whose view is in its "
+        "export's model_card.json.",
+    )
+    unfinished: bool = option(
+        False, help="Take the best embedder so far of a run that has not ended."
+    )
+    batch_size: int = option(100, at_least=1, requires="model", help="Images per batch.")
+    truncate_dim: int = option(
+        0,
+        at_least=0,
+        requires="model",
+        help="Keep the first N dimensions, scaled to length 1; 0: all.",
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataFlags(ModelFlags):
-    """What embeds which images.
+    """What embeds which images."""
 
-    Args:
-        dataset: Data set, as in tfdml train; for a run folder, its own.
-        features: Stored embeddings, for a head; without roles, all are of the test split.
-        data_dir: Where the unpacked data set lies.
-        dataset_options: Options of the data set, as in tfdml train.
-        bad_images: Images that cannot be decoded: skip decodes all first.
-    """
+    title: ClassVar[str] = "Which images"
 
-    dataset: str = ""
-    features: str = ""
-    data_dir: str = ""
-    dataset_options: str = ""
-    bad_images: str = choice("error", choices=("error", "skip"))
+    dataset: str = option("", help="Data set, as in tfdml train; for a run folder, its own.")
+    features: str = option(
+        "", help="Stored embeddings, for a head; without roles, all are of the test split."
+    )
+    data_dir: str = option("", help="Where the unpacked data set lies.")
+    dataset_options: Arguments = option(
+        Arguments(), help="Options of the data set, as in tfdml train."
+    )
+    bad_images: str = option(
+        "error",
+        words=("error", "skip"),
+        help="Images that cannot be decoded: skip decodes all first.",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +74,7 @@ class DataChoice:
     Args:
         name: Its name.
         directory: Where it lies; empty: nowhere.
-        options: As in `--dataset_options`.
+        options: Those of the data set.
         bad_images: `error`, or `skip` to leave out the images that cannot be decoded, of which each
             is tried.
         features: Stored embeddings in the place of images.
@@ -76,15 +83,16 @@ class DataChoice:
 
     name: str
     directory: str
-    options: str
+    options: Mapping[str, Any]
     bad_images: str = "error"
     features: str = ""
     trained_on: bool = False
 
     @functools.cached_property
     def _vectors(self) -> dict[str, ImageDataset]:
-        options: dict[str, Any] = {} if self.trained_on else {"test_fraction": None}
-        options |= parse_arguments(self.options, "--dataset_options")
+        options = {**self.options}
+        if not self.trained_on:
+            options.setdefault("test_fraction", None)
         return vector_splits(self.features, self.directory, **options)
 
     def parts(self, split: str) -> list[ImageDataset]:
@@ -112,8 +120,7 @@ class DataChoice:
                 if split == "query"
                 else side.gallery
             )
-        arguments = parse_arguments(self.options, "--dataset_options")
-        dataset = data.load(self.name, self.directory or None, split, **arguments)
+        dataset = data.load(self.name, self.directory or None, split, **self.options)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
 
 

@@ -11,6 +11,7 @@ audit finds duplicates.
 import dataclasses
 import os
 import time
+from typing import ClassVar
 
 from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
@@ -18,47 +19,48 @@ from tfdml.data import preparation
 from tfdml.data.catalog import SPLITS
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError
-from tfdml.expressions import parse_arguments
-from tfdml.flags import Effect, both, either, needs
-from tfdml.training.settings import choice
+from tfdml.expressions import Arguments
+from tfdml.options import option
 
-_READING = either(needs("out"), needs("check_only"))
-_WRITING = Effect(
-    lambda values: not values["check_only"], "a command without --check_only, which writes nothing"
-)
+_READING = "out or check_only"
+_WRITING = "no check_only"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrepareFlags(CommandFlags):
-    """Which data set is prepared, and how.
+    """Which data set is prepared, and how."""
 
-    Args:
-        dataset: Data set, as in tfdml train.
-        data_dir: Where the data set lies unpacked, or is to go.
-        dataset_options: Options of the data set, as in tfdml train.
-        out: Folder to write: new or empty.
-        shrink: Pixels of the shorter side in --out; smaller images are copied as they are. 0: all
-            are.
-        bad_images: End if an image is bad, or leave the bad ones out.
-        max_pixels: An image whose header states more is bad, and is not decoded.
-        download: First download what is missing, and check it.
-        check_only: Check the images; write nothing.
-    """
+    title: ClassVar[str] = "Which data set is prepared, and how"
 
-    dataset: str
-    data_dir: str = ""
-    dataset_options: str = choice("", effect=_READING)
-    out: str = choice("", effect=_WRITING)
-    shrink: int = choice(0, effect=both(_WRITING, needs("out")))
-    bad_images: str = choice("error", choices=("error", "skip"), effect=_READING)
-    max_pixels: int = choice(DECODER_LIMIT, effect=_READING)
-    download: bool = False
-    check_only: bool = False
+    dataset: str = option(help="Data set, as in tfdml train.")
+    data_dir: str = option("", help="Where the data set lies unpacked, or is to go.")
+    dataset_options: Arguments = option(
+        Arguments(), requires=_READING, help="Options of the data set, as in tfdml train."
+    )
+    out: str = option("", requires=_WRITING, help="Folder to write: new or empty.")
+    shrink: int = option(
+        0,
+        requires=f"{_WRITING} and out",
+        help="Pixels of the shorter side in --out; smaller images are copied as they are. 0: all "
+        "are.",
+    )
+    bad_images: str = option(
+        "error",
+        words=("error", "skip"),
+        requires=_READING,
+        help="End if an image is bad, or leave the bad ones out.",
+    )
+    max_pixels: int = option(
+        DECODER_LIMIT,
+        requires=_READING,
+        help="An image whose header states more is bad, and is not decoded.",
+    )
+    download: bool = option(False, help="First download what is missing, and check it.")
+    check_only: bool = option(False, help="Check the images; write nothing.")
 
 
-def prepare(values: Flags) -> None:
+def prepare(flags: PrepareFlags) -> None:
     """Do what the flags say."""
-    flags = values.settings(PrepareFlags)
     if flags.download:
         _download(flags)
     if not (flags.out or flags.check_only):
@@ -66,7 +68,7 @@ def prepare(values: Flags) -> None:
             return
         raise UserError("--out is missing: name the folder for the copy, or pass --check_only")
 
-    options = parse_arguments(flags.dataset_options, "--dataset_options")
+    options = flags.dataset_options
     splits = {
         name: data.load(flags.dataset, flags.data_dir or None, name, **options) for name in SPLITS
     }

@@ -29,7 +29,7 @@ refused.
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,52 +45,59 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration
 from tfdml.export.exporter import calibration_of_file
 from tfdml.export.retriever import Retriever
-from tfdml.flags import Effect, either
 from tfdml.io.files import as_named, require_writable
+from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
 from tfdml.results import RetrievalResults
 from tfdml.retrieval import connect
-from tfdml.training.settings import choice, positive
 
 _EMBEDS_ITSELF = ("retriever", "images")
-_BY_MODEL = either(
-    Effect(
-        lambda values: kind_of_gallery(values["gallery"]) not in _EMBEDS_ITSELF,
-        "a gallery that embeds no images",
-    ),
-    Effect(lambda values: not _holds_images(values["queries"]), "stored embeddings as --queries"),
-)
-_STORED = Effect(
-    lambda values: kind_of_gallery(values["gallery"]) == "embeddings",
-    "stored embeddings as --gallery",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchFlags(ModelFlags):
-    """What is searched, and for what.
+    """What is searched, and for what."""
 
-    Args:
-        gallery: What is searched, see above.
-        queries: Images: files, folders, or patterns with * and **; may be repeated. Or one folder
-            or file of embeddings.
-        text: In place of --queries, what the images show, in words, for a --model of images and
-            texts.
-        k: How many neighbors of each query.
-        distance: What near means.
-        max_distance: Leave out what is further away: a number in the distance of the search,
-            calibrated, or a JSON file, see above.
-        out: File to write the neighbors to, see above.
-    """
+    title: ClassVar[str] = "What is searched, and for what"
 
-    gallery: str
-    queries: Sequence[str] = choice((), paths=True)
-    text: str = ""
-    k: int = choice(10, check=positive)
-    distance: str = choice("euclidean", choices=DISTANCES, effect=_STORED)
-    max_distance: str = ""
-    out: str = ""
-    model: str = choice("", effect=_BY_MODEL)
+    model: str = changed(ModelFlags, "model", requires="embeds_images or embeds_vectors")
+    gallery: str = option(help="What is searched, see above.")
+    queries: tuple[str, ...] = option(
+        (),
+        paths=True,
+        help="Images: files, folders, or patterns with * and **; may be repeated. Or one folder or "
+        "file of embeddings.",
+    )
+    text: str = option(
+        "",
+        help="In place of --queries, what the images show, in words, for a --model of images and "
+        "texts.",
+    )
+    k: int = option(10, at_least=1, help="How many neighbors of each query.")
+    distance: str = option(
+        "euclidean", words=DISTANCES, requires="is_measured", help="What near means."
+    )
+    max_distance: str = option(
+        "",
+        help="Leave out what is further away: a number in the distance of the search, calibrated, "
+        "or a JSON file, see above.",
+    )
+    out: str = option("", help="File to write the neighbors to, see above.")
+
+    @condition("a gallery that embeds no images")
+    def embeds_images(self) -> bool:
+        """Whether images are embedded by --model."""
+        return kind_of_gallery(self.gallery or "") not in _EMBEDS_ITSELF
+
+    @condition("stored embeddings as --queries")
+    def embeds_vectors(self) -> bool:
+        """Whether the model may be a head."""
+        return not _holds_images(self.queries)
+
+    @condition("stored embeddings as --gallery")
+    def is_measured(self) -> bool:
+        """Whether the distance is chosen here."""
+        return kind_of_gallery(self.gallery or "") == "embeddings"
 
 
 # The results, the distance, the number of images of the gallery, and its own threshold.
@@ -100,9 +107,8 @@ _Answer = tuple[RetrievalResults, str, int, Calibration | None]
 _Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
 
 
-def search(values: Flags) -> None:
+def search(flags: SearchFlags) -> None:
     """Search as the flags say."""
-    flags = values.settings(SearchFlags)
     if flags.out:
         require_writable(flags.out, "out")
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):

@@ -17,35 +17,32 @@ import os
 import re
 import secrets
 from pathlib import Path
+from typing import ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
 from tfdml.cluster.ray_session import import_ray
-from tfdml.cluster.replica import ServeSettings
+from tfdml.cluster.settings import ServeSettings
 from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
-from tfdml.training.settings import choice
+from tfdml.options import option
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeFlags(CommandFlags):
-    """What is served, and where.
+    """What is served, and where."""
 
-    Args:
-        model: Folder of the versions that tfdml export wrote.
-        name: What requests call the model; empty: the name of the folder.
-        host: Address to listen at; 0.0.0.0: at all of this machine.
-        port: Port to listen at; 0: any that is free.
-    """
+    title: ClassVar[str] = "What is served, and where"
 
-    model: str
-    name: str = ""
-    host: str = "127.0.0.1"
-    port: int = choice(8501, check=lambda port: 0 <= port < 2**16)
+    model: str = option(help="Folder of the versions that tfdml export wrote.")
+    name: str = option("", help="What requests call the model; empty: the name of the folder.")
+    host: str = option("127.0.0.1", help="Address to listen at; 0.0.0.0: at all of this machine.")
+    port: int = option(
+        8501, at_least=0, at_most=65535, help="Port to listen at; 0: any that is free."
+    )
 
 
-def serve(values: Flags) -> None:
+def serve(flags: ServeFlags, settings: ServeSettings) -> None:
     """Serve as the flags say."""
-    flags, settings = values.settings(ServeFlags), values.settings(ServeSettings)
     folder = Path(os.path.expanduser(flags.model)).absolute()
     name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):

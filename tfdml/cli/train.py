@@ -24,97 +24,88 @@ import dataclasses
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from absl import logging
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
-from tfdml.cluster.training import ClusterSettings, train_on_cluster
+from tfdml.cluster.settings import ClusterSettings
+from tfdml.cluster.training import train_on_cluster
 from tfdml.errors import UserError
-from tfdml.flags import needs
 from tfdml.io.files import as_named
+from tfdml.options import Settings, flag_text, option, values_of
 from tfdml.report import write_run_report
 from tfdml.training import RunFolder, TrainingRun, settings, trainer
 from tfdml.training.interruption import Interrupted
-from tfdml.training.settings import choice
+from tfdml.training.settings import Experiment
 from tfdml.training.workers import rank_and_count
-
-_STAGES = (
-    settings.DataSettings,
-    settings.ModelSettings,
-    settings.OptimizationSettings,
-    settings.EvaluationSettings,
-    settings.RunSettings,
-)
-
-
-def explicit_settings(values: Flags) -> dict[str, Any]:
-    """Return the settings of an experiment that the command line or a flag file sets."""
-    names = [field.name for field in dataclasses.fields(settings.Experiment)]
-    return {
-        name: flag.value for name in names if (flag := values[settings.flag_name(name)]).present
-    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainFlags(CommandFlags):
-    """What to do with the run of an experiment.
+    """What to do with the run of an experiment."""
 
-    Args:
-        recipe: The settings that are not given: auto is frozen with --features or
-            --backbone_rate=0, scratch without pretrained weights, else finetune. A length in epochs
-            or steps replaces that of the recipe. none: the defaults listed here.
-        resume: Continue the run in --run_dir from its newest checkpoint.
-        finish: With --resume: train no further; measure and write what has been trained.
-        dry_run: Print images, parameters, rates, steps and flags; write nothing.
-    """
+    title: ClassVar[str] = "What to do with the run of an experiment"
 
-    recipe: str = choice("auto", choices=("auto", *settings.RECIPES, "none"))
-    resume: bool = False
-    finish: bool = choice(False, effect=needs("resume"))
-    dry_run: bool = False
-
-
-FLAGS = Flags(*_STAGES, TrainFlags, ClusterSettings)
+    recipe: str = option(
+        "auto",
+        words=("auto", *settings.RECIPES, "none"),
+        help="The settings that are not given: auto is frozen with --features or "
+        "--backbone_rate=0, scratch without pretrained weights, else finetune. A length in epochs "
+        "or steps replaces that of the recipe. none: the defaults listed here.",
+    )
+    resume: bool = option(False, help="Continue the run in --run_dir from its newest checkpoint.")
+    finish: bool = option(
+        False,
+        requires="resume",
+        help="With --resume: train no further; measure and write what has been trained.",
+    )
+    dry_run: bool = option(
+        False, help="Print images, parameters, rates, steps and flags; write nothing."
+    )
 
 
 def _new_settings(values: Flags) -> dict[str, Any]:
     """Return the settings of a new run that are set, and those of its recipe, or of the run that it
     is final to."""
+    given = values.given(Experiment)
     if values.final_of:
-        return {**RunFolder(values.final_of).final_settings(), **explicit_settings(values)}
-    return settings.with_recipe(values.recipe, explicit_settings(values))
+        return {**RunFolder(values.final_of).final_settings(), **given}
+    return settings.with_recipe(values.recipe, given)
 
 
-def _values(values: Flags) -> dict[str, Any]:
-    """Return the values of all flags; of a run that is resumed, those that it was begun with."""
-    explicit = explicit_settings(values)
-    if values.resume and (folder := RunFolder(values.run_dir)).flags.is_file():
-        return values.flag_values_dict() | dataclasses.asdict(folder.load_experiment()) | explicit
-    if values["final_of"].value and not RunFolder(str(values["final_of"].value)).result.is_file():
-        return values.flag_values_dict() | explicit  # refused by `train`
-    return values.flag_values_dict() | _new_settings(values)
+def _drafts(values: Flags) -> list[Settings]:
+    """Return the settings of all flags; of a run that is resumed, those that it was begun with."""
+    given = values.given(Experiment)
+    folder = RunFolder(values.run_dir)
+    if values.resume and folder.flags.is_file():
+        given = {**values_of(folder.load_experiment()), **given}
+    elif not values.final_of or RunFolder(values.final_of).result.is_file():
+        given = _new_settings(values)
+    # A run that is final to one that has not ended is refused by `_settings`.
+    kinds: tuple[type[Settings], ...] = (TrainFlags, ClusterSettings)
+    return [Experiment.draft(given), *(kind.draft(values.values(kind)) for kind in kinds)]
 
 
-def train(values: Flags) -> None:
-    """Run the experiment that the flags describe."""
+def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
     flags, cluster = values.settings(TrainFlags), values.settings(ClusterSettings)
-    explicit = explicit_settings(values)
-    folder = RunFolder(str(explicit.get("run_dir", "")))
+    given = values.given(Experiment)
+    folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
     elsewhere = (rank_and_count()[0] > 0 or cluster.cluster) and not folder.path.exists()
-    if flags.resume and not ((folder.is_untouched() or elsewhere) and len(explicit) > 1):
-        experiment = dataclasses.replace(folder.load_experiment(), **explicit)
-    else:
-        new = _new_settings(values)
-        added = {name: value for name, value in new.items() if name not in explicit}
-        if added and not values.final_of:
-            recipe = settings.recipe_for(explicit) if flags.recipe == "auto" else flags.recipe
-            written = shlex.join(
-                f"--{name}={settings.as_text(value)}" for name, value in added.items()
-            )
-            logging.info("recipe %s: %s", recipe, written)
-        experiment = settings.Experiment(**new)
+    if flags.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
+        return dataclasses.replace(folder.load_experiment(), **given), flags, cluster
+    new = _new_settings(values)
+    added = {name: value for name, value in new.items() if name not in given}
+    if added and not values.final_of:
+        recipe = settings.recipe_for(given) if flags.recipe == "auto" else flags.recipe
+        words = (f"--{name}={flag_text(value)}" for name, value in added.items())
+        logging.info("recipe %s: %s", recipe, shlex.join(words))
+    return Experiment(**new), flags, cluster
+
+
+def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -> None:
+    """Run the experiment that the flags describe."""
     if flags.dry_run:
         print(trainer.describe(experiment))
         return
@@ -140,6 +131,7 @@ def train(values: Flags) -> None:
     protocol, selection = run.result["protocol"], run.result["selection"]
     print(f"\nUnseen classes of {experiment.data_name} ({protocol}); embedder of {selection}:")
     print("\n".join(_rows(run.result)))
+    folder = RunFolder(experiment.run_dir)
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():
@@ -174,4 +166,11 @@ def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
     )
 
 
-COMMAND = Command("train", train, FLAGS, __doc__, values=_values)
+COMMAND = Command(
+    "train",
+    train,
+    Flags(Experiment, TrainFlags, ClusterSettings),
+    __doc__,
+    drafts=_drafts,
+    settings=_settings,
+)

@@ -16,35 +16,11 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from tfdml.cluster.settings import ServeSettings
 from tfdml.data.decoding import header_size
 from tfdml.errors import REASON, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.io.files import parse_json
-from tfdml.training.settings import Settings, choice, positive
-
-
-@dataclasses.dataclass(frozen=True)
-class ServeSettings(Settings):
-    """How a model is served.
-
-    Args:
-        replicas: Processes that compute.
-        max_waiting: Most requests that are not answered yet. Further ones are refused with 503.
-        max_instances: Most images of a request.
-        max_request_mb: Most megabytes of a request.
-        max_megapixels: Most megapixels of the images of a request, as their headers state them.
-        timeout: Seconds that a request may take to arrive, and the model to answer.
-
-    Raises:
-        UserError: A value is out of range.
-    """
-
-    replicas: int = choice(1, check=positive)
-    max_waiting: int = choice(100, check=positive)
-    max_instances: int = choice(256, check=positive)
-    max_request_mb: float = choice(32.0, check=positive)
-    max_megapixels: float = choice(400.0, check=positive)
-    timeout: float = choice(30.0, check=positive)
 
 
 @dataclasses.dataclass(frozen=True)

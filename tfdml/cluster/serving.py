@@ -23,7 +23,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
-from tfdml.cluster.replica import Replica, ServeSettings
+from tfdml.cluster.replica import Replica
+from tfdml.cluster.settings import ServeSettings
 from tfdml.errors import UserError, short_message
 from tfdml.io.http import CONNECTIONS, address_of, read_body, serving, while_connected
 

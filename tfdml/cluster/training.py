@@ -1,7 +1,6 @@
 """Training over Ray: a run by the workers of Ray Train, which starts them again where one is
 lost."""
 
-import dataclasses
 import logging as python_logging
 import os
 import shutil
@@ -12,8 +11,8 @@ from typing import Any
 from absl import flags, logging
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
+from tfdml.cluster.settings import ClusterSettings
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.flags import needs
 from tfdml.io.files import (
     PARTIAL_PREFIX,
     is_file,
@@ -25,35 +24,12 @@ from tfdml.io.files import (
 )
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, RunFolder, TrainingRun, trainer
-from tfdml.training.settings import Settings, choice, positive
 from tfdml.training.workers import WorkerLost, rank_and_count
 
 # In the storage of a run: what is wrong with it.
 _ERROR = "error.txt"
 # How often lost workers are started again.
 _MOST_FAILURES = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class ClusterSettings(Settings):
-    """Where a run is trained.
-
-    Args:
-        cluster: Train on a Ray cluster: its address, such as ray://host:10001, or local.
-        workers: With --cluster: how many processes train, each on a GPU where the cluster has as
-            many.
-        storage: With --cluster: a folder or URL that all hosts see, where the run is kept until it
-            has ended, such as s3://bucket/runs; empty: next to --run_dir.
-
-    Raises:
-        UserError: A number is out of range.
-    """
-
-    stored = False
-
-    cluster: str = ""
-    workers: int = choice(1, check=positive, effect=needs("cluster"))
-    storage: str = choice("", effect=needs("cluster"))
 
 
 def train_on_cluster(

@@ -24,7 +24,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, check_choice, user_errors
-from tfdml.expressions import parse_sum
+from tfdml.expressions import Terms
 from tfdml.registry import import_allowed
 
 # Layer and defaults by name; a layer's factor is written as in Keras.
@@ -135,18 +135,15 @@ class Policy:
         self._function  # noqa: B018
 
     @classmethod
-    def of(cls, text: str) -> Policy:
+    def of(cls, terms: str | Terms) -> Policy:
         """Return the policy of a sum, such as `rand_augment(factor=0.4) + 0.2 * grayscale`.
 
         Example:
             >>> str(Policy.of("rand_augment(factor=0.4) + 0.2 * grayscale"))
             'rand_augment(factor=0.4) + 0.2 * grayscale'
         """
-        return cls(
-            tuple(
-                Step(call.name, call.arguments, share) for share, call in parse_sum(text, "policy")
-            )
-        )
+        parsed = Terms.parse(terms, "policy") if isinstance(terms, str) else terms
+        return cls(tuple(Step(call.name, call.arguments, share) for share, call in parsed))
 
     def __call__(self, image: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
         """One image through the policy.
@@ -286,7 +283,7 @@ def modules_of(policy: str) -> list[str]:
         >>> modules_of("grayscale + 0.5 * shop.Darker + keras.layers.RandomRotation")
         ['shop']
     """
-    steps = parse_sum(policy, "`policy`") if policy.strip() else []
+    steps = Terms.parse(policy, "policy") if policy.strip() else Terms()
     paths = [call.name for _, call in steps if "." in call.name]
     return [path.rpartition(".")[0] for path in paths if not _is_safe(path)]
 

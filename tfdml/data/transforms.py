@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from tfdml.data.policies import Policy
-from tfdml.errors import UserError, check_choice
+from tfdml.errors import UserError, check_choice, user_errors
+from tfdml.options import Color
 
 Edge: TypeAlias = "int | tf.Tensor"
 Size: TypeAlias = "tuple[Edge, Edge]"  # height and width
-Color: TypeAlias = "tuple[int, int, int]"
 MODES = ("pad", "shorter", "squash")
-BLACK = (0, 0, 0)
+BLACK = Color((0, 0, 0))
 
 
 def resize(images: tf.Tensor, size: Size) -> tf.Tensor:
@@ -166,9 +166,6 @@ def _scaled(edge: Edge, side: int, reference: Edge) -> Edge:
     return (2 * edge * side + reference) // (2 * reference)
 
 
-_COLORS = {"black": BLACK, "white": (255, 255, 255)}
-
-
 @dataclasses.dataclass(frozen=True)
 class EvaluationTransform:
     """Resize, then the central crop: the same image gives the same pixels, in training, evaluation
@@ -263,19 +260,11 @@ def as_color(value: Any) -> Color:
         >>> as_color("white"), as_color("255, 128, 0")
         ((255, 255, 255), (255, 128, 0))
     """
-    parts = (
-        _COLORS.get(value.strip().lower(), value.split(",")) if isinstance(value, str) else value
-    )
-    try:
-        red, green, blue = (int(part) for part in parts)
-        if all(0 <= part <= 255 for part in (red, green, blue)):
-            return red, green, blue
-    except (OverflowError, TypeError, ValueError):
-        pass
-    raise UserError(
-        f"`pad_color={value!r}`: write black, white, or red, green and blue of 0 to 255, e.g. "
-        "255,255,255"
-    )
+    text = value
+    if not isinstance(value, str):
+        with user_errors(TypeError, "write three whole numbers of 0 to 255", pad_color=value):
+            text = ",".join(map(str, value))
+    return Color.parse(text, "pad_color")
 
 
 def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:

@@ -38,7 +38,8 @@ from tfdml.embeddings.model_card import (
     view_of_card,
 )
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import in_store, is_remote, local_copy, parse_flags, read_json, sha256_of
+from tfdml.flags import parse_flags
+from tfdml.io.files import in_store, is_remote, local_copy, read_json, sha256_of
 from tfdml.models import AnyEmbedder, TextEmbedder
 from tfdml.registry import import_modules
 

@@ -13,8 +13,8 @@ _PARTS = {
         "convert_litert",
         "convert_onnx",
     ),
+    "tfdml.export.options": ("ExportOptions",),
     "tfdml.export.exporter": (
-        "ExportOptions",
         "export_model",
         "export_run",
     ),
@@ -32,9 +32,9 @@ _PARTS = {
 if TYPE_CHECKING:
     from tfdml.export.conversion import convert_litert as convert_litert
     from tfdml.export.conversion import convert_onnx as convert_onnx
-    from tfdml.export.exporter import ExportOptions as ExportOptions
     from tfdml.export.exporter import export_model as export_model
     from tfdml.export.exporter import export_run as export_run
+    from tfdml.export.options import ExportOptions as ExportOptions
     from tfdml.export.retriever import Gallery as Gallery
     from tfdml.export.retriever import Retriever as Retriever
     from tfdml.export.retriever import SearchResult as SearchResult

@@ -14,6 +14,7 @@ from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
 from tfdml.embeddings.compute import slices
 from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.export.options import PRECISIONS
 from tfdml.export.saved_model import frozen_module, quiet, view_spec
 from tfdml.models import (
     AnyEmbedder,
@@ -25,7 +26,6 @@ from tfdml.models import (
 )
 from tfdml.workarounds import litert_schema
 
-PRECISIONS = ("float32", "float16", "dynamic_range", "int8")
 _PIXEL_RANGE = (0, 255)
 _BATCH_SIZE = 32
 _AS_SMALL = "export litert_dynamic_range, which is as small"

@@ -6,7 +6,7 @@ published.
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset, explain_failure
 from tfdml.data.images import VectorImages
-from tfdml.data.limits import SERVING_LIMIT
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
@@ -28,17 +27,15 @@ from tfdml.evaluation import Calibration, calibrate, evaluate_dataset, target_of
 from tfdml.evaluation.classification import TARGETS
 from tfdml.evaluation.views import ViewItems
 from tfdml.export import saved_model
-from tfdml.export.conversion import PRECISIONS, check_onnx, convert_litert, convert_onnx
-from tfdml.io.files import parse_flags, read_json, write_json
+from tfdml.export.conversion import check_onnx, convert_litert, convert_onnx
+from tfdml.export.options import ExportOptions
+from tfdml.flags import parse_flags
+from tfdml.io.files import read_json, write_json
 from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
 from tfdml.training import RunFolder
 from tfdml.training.images import load_splits
-from tfdml.training.settings import Experiment
+from tfdml.training.settings import DataSettings, Experiment
 
-FORMATS = ("saved_model", *(f"litert_{precision}" for precision in PRECISIONS), "onnx")
-_GROUPS = {"all": FORMATS, "litert": tuple(name for name in FORMATS if name.startswith("litert"))}
-_RANGES = {"representative_images": (1, 2**40), "max_pixels": (1, 2**40), "min_cosine": (-1, 1)}
-_RANGES |= {"images": (0, 2**40), "max_recall_drop": (0, 1)}
 _BATCH_SIZE = 32
 # Largest error of a vector's length.
 _UNIT = 1e-3
@@ -195,59 +192,15 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
     return np.concatenate(parts)
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportOptions:
-    """How an export is made.
-
-    Args:
-        formats: What to write: saved_model; litert_float32, litert_float16, litert_dynamic_range,
-            litert_int8, or litert for the four; onnx; all.
-        images: Test images, as whole classes, on which the exports are compared with the embedder;
-            0: all.
-        representative_images: Training images on which the ranges of litert_int8 are measured.
-        max_pixels: The SavedModel refuses images with more pixels in their header before it decodes
-            them.
-        min_cosine: Smallest cosine to the Keras embedder, in place of each format's own.
-        max_recall_drop: Largest loss of Recall@1, as a fraction, in place of each format's own.
-        calibrate: How the threshold on the distance is chosen. For searches of a gallery fpir=0.01:
-            the share of the queries of unknown classes that is accepted. For pairs of images
-            far=0.001 or precision=0.99. On the images of the comparison, or on those of a
-            retriever's gallery. Or a JSON file of `tfdml evaluate` with a target; none; auto: for a
-            retriever fpir=0.01, else far=0.001, where the images can show it.
-
-    Raises:
-        UserError: A value is out of range.
-    """
-
-    formats: Sequence[str] = ("saved_model",)
-    images: int = 2000
-    representative_images: int = 500
-    max_pixels: int = SERVING_LIMIT
-    min_cosine: float | None = None
-    max_recall_drop: float | None = None
-    calibrate: str = "auto"
-
-    def __post_init__(self):
-        groups = {name: (name,) for name in FORMATS} | _GROUPS
-        if unknown := set(self.formats).difference(groups):
-            raise UserError(f"`formats={min(unknown)}`: must be of {', '.join(groups)}")
-        chosen = {name for group in self.formats for name in groups[group]}
-        if not chosen:
-            raise UserError(f"`formats` is empty: name some of {', '.join(groups)}")
-        object.__setattr__(self, "formats", tuple(name for name in FORMATS if name in chosen))
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise UserError(f"`{name}={value}`: must be at least {low}, at most {high:,}")
-        if self.calibrate.startswith(TARGETS):
-            target_of(self.calibrate, "calibrate")
-
-    def tolerance(self, name: str) -> Tolerance:
-        """Return the tolerance of a format."""
-        changes = {} if self.max_recall_drop is None else {"max_recall_drop": self.max_recall_drop}
-        if self.min_cosine is not None:  # which then decides alone
-            changes |= {"min_cosine": self.min_cosine, "max_difference": Tolerance.max_difference}
-        return dataclasses.replace(TOLERANCES[name], **changes)
+def tolerance_of(options: ExportOptions, name: str) -> Tolerance:
+    """Return the tolerance of a format."""
+    changes: dict[str, float] = {}
+    if options.max_recall_drop is not None:
+        changes["max_recall_drop"] = options.max_recall_drop
+    if options.min_cosine is not None:  # which then decides alone
+        changes["min_cosine"] = options.min_cosine
+        changes["max_difference"] = Tolerance.max_difference
+    return dataclasses.replace(TOLERANCES[name], **changes)
 
 
 def export_model(
@@ -324,7 +277,7 @@ def export_model(
             inputs = (
                 [encoded_image(test.images, row) for row in range(len(test))] if encoded else views
             )
-            vectors, tolerance = exported_vectors(name, file, inputs), options.tolerance(name)
+            vectors, tolerance = exported_vectors(name, file, inputs), tolerance_of(options, name)
             measures = compare_vectors(expected, vectors, test)
             faults = faults_of(measures, tolerance)
             listed = describe_files(
@@ -579,7 +532,7 @@ def export_run(
         PosixPath('models/cars_jrd_all/1')
     """
     embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
-    splits = load_splits(experiment, experiment.seed)
+    splits = load_splits(experiment.part(DataSettings), experiment.seed)
     train, test = splits.train, splits.test or splits.train
     about = _about(stack_on or run_dir, experiment, moments)
     parts = {"train": train, "test": splits.test}
@@ -635,8 +588,10 @@ def load_run(
             return stack(embedder, head), experiment
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)
-    changes = {"run_dir": str(run_dir), **({"data_dir": data_dir} if data_dir else {})}
-    return embedder, Experiment.from_flags(run.load_experiment().as_flags(), **changes)
+    changes: dict[str, Any] = {"run_dir": str(run_dir)}
+    if data_dir:
+        changes["data_dir"] = data_dir
+    return embedder, dataclasses.replace(run.load_experiment(), **changes)
 
 
 def _about(
@@ -649,7 +604,7 @@ def _about(
     result = read_json(path) if path.exists() else {}
     flags = parse_flags(experiment.as_flags())
     return {
-        "data": {"dataset": experiment.data_name, "options": experiment.dataset_options},
+        "data": {"dataset": experiment.data_name, "options": str(experiment.dataset_options)},
         "flags": {name: value for name, value in flags.items() if name not in _PRIVATE},
         "metrics": result.get("metrics_moments" if moments else "metrics"),
         **{name: result.get(name) for name in ("protocol", "selection")},

@@ -758,26 +758,6 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
             raise UserError(f"{path} is damaged: its SHA-256 is not that in {where}{_and(remedy)}")
 
 
-def parse_flags(text: str) -> dict[str, str]:
-    """Return the flags of a flag file by name, as text, the last of each; empty lines and comments
-    (#) are left out.
-
-    Args:
-        text: One flag a line, `--name=value`.
-
-    Example:
-        >>> parse_flags("# a comment" + chr(10) + "--ink=3" + chr(10) + "--paper=")
-        {'ink': '3', 'paper': ''}
-    """
-    lines = (line.strip() for line in text.splitlines())
-    named = (
-        line.removeprefix("--").partition("=")
-        for line in lines
-        if line and not line.startswith("#")
-    )
-    return {name: value for name, _, value in named}
-
-
 def flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Return the finite numbers of nested mappings, under joined names.
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdml.errors import UserError, check_choice, short_message
-from tfdml.expressions import Call, parse_sum, shortened
+from tfdml.expressions import Call, Terms, shortened
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
 from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
@@ -20,12 +20,12 @@ _MOST_TERMS = 20
 _WRAPPERS = (Objective, MetricLoss, ProxyLoss)
 
 
-def check_objectives(text: str) -> None:
+def check_objectives(objectives: str | Terms) -> None:
     """Refuse what `build_objectives` would refuse of the names and of the arguments' names, before
     the data is known.
 
     Args:
-        text: The sum of terms.
+        objectives: The sum of terms.
 
     Raises:
         UserError: An unknown name or argument, a kernel or an inner loss that cannot be made, too
@@ -37,11 +37,11 @@ def check_objectives(text: str) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: `objectives='jrs(level=pooled)'`: jrs: no argument 'level'; it ...
     """
-    _each_term(text, lambda weight, call: _read(call))
+    _each_term(objectives, lambda weight, call: _read(call))
 
 
 def build_objectives(
-    text: str,
+    objectives: str | Terms,
     num_classes: int | None = None,
     relation: Relation | Callable | None = None,
     columns: int = 1,
@@ -52,7 +52,7 @@ def build_objectives(
     weight. Terms that provide representations come first, whatever the order written.
 
     Args:
-        text: The sum.
+        objectives: The sum.
         num_classes: How many training classes there are; needed for losses with proxies and targets
             of classes.
         relation: Which images belong together, for losses over pairs without `positives`; None for
@@ -68,7 +68,7 @@ def build_objectives(
         >>> [objective.name for objective in build_objectives("contrastive + 0.1 * ecaml")]
         ['contrastive', 'ecaml']
     """
-    built = _each_term(text, lambda weight, call: _build(call, weight, num_classes))
+    built = _each_term(objectives, lambda weight, call: _build(call, weight, num_classes))
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets:
             raise UserError(
@@ -85,10 +85,12 @@ def build_objectives(
     return sorted(built, key=lambda objective: not objective.provides)
 
 
-def _each_term(text: str, make: Callable[[float, Call], Any]) -> list[Any]:
+def _each_term(objectives: str | Terms, make: Callable[[float, Call], Any]) -> list[Any]:
     """Return what is made of the weight and the call of each term."""
-    terms = parse_sum(text, "objectives")
-    with _errors_within(f"`objectives={shortened(text)!r}`"):
+    terms = objectives
+    if isinstance(terms, str):
+        terms = Terms.parse(terms, "objectives")
+    with _errors_within(f"`objectives={shortened(str(objectives))!r}`"):
         if len(terms) > _MOST_TERMS:
             raise UserError(f"{len(terms)} terms; {_MOST_TERMS} is the most that one loss may have")
         if not any(weight for weight, _ in terms):
@@ -172,7 +174,7 @@ def _argument(key: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_argument(key, item) for item in value]
     if isinstance(value, str) and key in ("loss", "kernels", "positives"):
-        value = Call(value, {})  # bare names of miners are known to the losses
+        value = Call(value)  # bare names of miners are known to the losses
     if not isinstance(value, Call):
         return value
     if key in _COMPONENTS:

@@ -17,7 +17,8 @@ from tfdml.errors import UserError
 from tfdml.evaluation.metrics import METRICS, average_precision_at_r
 from tfdml.evaluation.relevance import Relevance, retrieval_task
 from tfdml.evaluation.retrieval import nearest_left
-from tfdml.io.files import fields, parse_flags, parse_json, read_json
+from tfdml.flags import parse_flags
+from tfdml.io.files import fields, parse_json, read_json
 from tfdml.results import QUERIES_FILE, QueryValues
 
 # Numbers of results that count images and measure nothing.

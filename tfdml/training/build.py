@@ -4,7 +4,7 @@ initial weights."""
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,8 @@ from absl import logging
 from keras import ops
 
 from tfdml import backbones
-from tfdml.arguments import integer
-from tfdml.backbones.hub import PREFIX
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -31,16 +30,26 @@ from tfdml.models import (
     AttentionEnsemble,
     ByteTokenizer,
     Embedder,
-    Head,
     MetricLearner,
     TextEmbedder,
     byte_encoder,
 )
+from tfdml.models import Head as ModelHead
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.objectives.terms import build_objectives, check_objectives
 from tfdml.training import checkpoints, workers
 from tfdml.training.checkpoints import RunFolder
+from tfdml.training.choices import (
+    MLP,
+    Bytes,
+    Ensemble,
+    Head,
+    Hub,
+    Linear,
+    TextBackbone,
+    Whitened,
+)
 from tfdml.training.images import (
     CachePlan,
     Splits,
@@ -51,13 +60,14 @@ from tfdml.training.images import (
     plan_cache,
     relation_of,
 )
-from tfdml.training.optimizers import build_optimizer
+from tfdml.training.optimizers import build_optimizer, rate_schedule
 from tfdml.training.settings import (
     MOST_CLASSES,
     PAIR_METRICS,
     DataSettings,
     Experiment,
     ModelSettings,
+    OptimizationSettings,
 )
 
 #: Images per batch wherever images are embedded and not trained on.
@@ -77,7 +87,7 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
     """
     needed = {pair: term.name for term in objectives for pair in term.learns_from}
     classes, images = settings.classes_per_batch or MOST_CLASSES, settings.images_per_class
-    if settings.sampling_call().name in ("class_balanced", "hierarchical", "neighbors"):
+    if settings.sampling.by_class:
         flags = {
             "positive": ("images_per_class", images),
             "negative": ("classes_per_batch", classes),
@@ -85,10 +95,10 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
     else:
         flags = dict.fromkeys(("positive", "negative"), ("batch_size", settings.batch_size))
     for pair, name in needed.items():
-        if flags[pair][1] == 1:
+        flag, count = flags[pair]
+        if count == 1:
             raise UserError(
-                f"--{flags[pair][0]}=1: {name} learns from {pair} pairs, and no batch would hold "
-                "one"
+                f"{name} learns from {pair} pairs, and no batch would hold one", **{flag: 1}
             )
 
 
@@ -106,108 +116,163 @@ def make_embedder(
         UserError: The backbone cannot be built, not be made an ensemble of, or not be adapted; or
             the head cannot be.
     """
-    head = settings.head_call()
-    with user_errors(ValueError, f"--head={settings.head}: {REASON}"):
-        arguments: dict[str, Any] = {"dropout": settings.dropout, **projection(settings)}
-        PrincipalComponents(
-            1, True, **whitening(settings)
-        )  # refuses options before the images are read
-        if dimension and head.name == "ensemble":
-            raise UserError(
-                f"--head={settings.head} has heads on a backbone, and --features have none"
-            )
+    head = settings.head
+    arguments = {"dropout": settings.dropout, **projection(head, settings.embedding_dim)}
+    with user_errors(ValueError, REASON, head=str(head)):
+        # Refuses options before the images are read.
+        PrincipalComponents(1, True, **whitening(head))
+        if dimension and isinstance(head, Ensemble):
+            raise UserError("has heads on a backbone, and --features have none")
         if dimension:
-            return Head(dimension, **arguments)
-    call = settings.backbone_call()
-    backbone = backbones.resolve(
-        call.name, view.image_size, local_copy(settings.weights), **call.arguments
-    )
-    make: Callable[..., Embedder] = Embedder
-    if head.name == "ensemble":
-        make = functools.partial(
-            AttentionEnsemble, cut=head.arguments["cut"], heads=head.arguments["heads"]
-        )
-    with user_errors(
-        ValueError, f"--backbone={settings.backbone} --head={settings.head}: {REASON}"
-    ):
-        arguments |= {"pooling": settings.pooling, "batch_norm": settings.batch_norm}
+            return ModelHead(dimension, **arguments)
+    name, options = settings.backbone.name, settings.backbone.arguments
+    backbone = backbones.resolve(name, view.image_size, local_copy(settings.weights), **options)
+    make = AttentionEnsemble if isinstance(head, Ensemble) else Embedder
+    arguments["pooling"] = settings.pooling
+    arguments["batch_norm"] = settings.batch_norm
+    with user_errors(ValueError, REASON, backbone=str(settings.backbone), head=str(head)):
         return make(backbone, **dataclasses.asdict(view), **arguments)
 
 
-def make_text_embedder(settings: DataSettings, embedding_dim: int, train: ImageDataset) -> Embedder:
+@functools.singledispatch
+def projection(head: Head, embedding_dim: int) -> dict[str, Any]:
+    """Return the arguments of an `Embedder` that make its head; registered by the choice of it.
+
+    Args:
+        head: The choice.
+        embedding_dim: The size of the embedding; 0: that of the pooled features.
+
+    Raises:
+        UserError: The head cannot be made.
+    """
+    raise UserError("nothing is registered to make it", head=head.name)
+
+
+@projection.register
+def _(head: Linear, embedding_dim: int):
+    return {"embedding_dim": embedding_dim, "projection_bias": head.bias}
+
+
+@projection.register
+def _(head: Whitened, embedding_dim: int):
+    return {"embedding_dim": embedding_dim, "projection_bias": True}
+
+
+@projection.register
+def _(head: Ensemble, embedding_dim: int):
+    return {
+        "embedding_dim": embedding_dim,
+        "projection_bias": head.bias,
+        "heads": head.heads,
+        "cut": head.cut,
+    }
+
+
+@projection.register
+def _(head: MLP, embedding_dim: int):
+    if not embedding_dim:
+        raise UserError("must be positive with --head=mlp", embedding_dim=0)
+    layers = [
+        keras.layers.Dense(head.hidden, activation="relu"),
+        keras.layers.Dense(embedding_dim),
+    ]
+    return {"head": keras.Sequential(layers, name="projection")}
+
+
+def whitening(head: Head) -> dict[str, float]:
+    """Return the options of `Embedder.whiten` that a head names."""
+    options = {"power": getattr(head, "power", None), "shrinkage": getattr(head, "shrinkage", None)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def make_text_embedder(backbone: TextBackbone, embedding_dim: int, train: ImageDataset) -> Embedder:
     """Return the embedder of texts, its backbone frozen where it has the rate 0.
 
     Args:
-        settings: Its backbone.
+        backbone: What reads texts.
         embedding_dim: The size of its embeddings, that of the images'.
         train: The images and texts.
 
     Raises:
         UserError: It cannot be built.
     """
-    call = settings.text_call()
-    options: dict[str, Any] = {"embedding_dim": embedding_dim, "name": "text_embedder"}
     if train.texts is None and train.tokens is not None:
-        return Head(train.tokens.shape[1], **options)
-    options["pooling"] = call.arguments["pooling"]
-    with user_errors(ValueError, f"--text_backbone={settings.text_backbone}: {REASON}"):
-        if call.name == "bytes":
-            length, width = call.arguments["length"], call.arguments["width"]
-            encoder, tokenizer = byte_encoder(length, width), ByteTokenizer(length)
-            embedder = TextEmbedder(encoder, tokenizer, **options)
-        else:
-            preset = call.name.removeprefix(PREFIX)
-            encoder, tokenizer = backbones.load_text_preset(preset, call.arguments["length"])
-            options["pad_id"] = getattr(tokenizer.preprocessor.tokenizer, "pad_token_id", 0)
-            embedder = TextEmbedder(
-                encoder, tokenizer, truncate=call.arguments["truncate"], **options
-            )
-    if call.arguments["rate"] == 0:
+        return ModelHead(train.tokens.shape[1], embedding_dim=embedding_dim, name="text_embedder")
+    with user_errors(ValueError, REASON, text_backbone=str(backbone)):
+        embedder = build_text_embedder(backbone, embedding_dim)
+    if getattr(backbone, "rate", -1) == 0:
         embedder.freeze_backbone()
     return embedder
 
 
-def projection(settings: ModelSettings) -> dict[str, Any]:
-    """Return the arguments of an `Embedder` that make its head."""
-    head, dim = settings.head_call(), settings.embedding_dim
-    if head.name != "mlp":
-        return {"embedding_dim": dim, "projection_bias": head.arguments.get("bias", True)}
-    hidden, size = head.arguments["hidden"], integer("embedding_dim", dim, at_least=1)
-    layers = [
-        keras.layers.Dense(integer("hidden", hidden, at_least=1), activation="relu"),
-        keras.layers.Dense(size),
-    ]
-    return {"head": keras.Sequential(layers, name="projection")}
+@functools.singledispatch
+def build_text_embedder(backbone: TextBackbone, embedding_dim: int) -> TextEmbedder:
+    """Return the embedder of texts, named `text_embedder`; registered by the choice of its
+    backbone.
+
+    Args:
+        backbone: The choice.
+        embedding_dim: The size of its embeddings.
+
+    Raises:
+        ValueError: It cannot be built.
+    """
+    raise UserError("nothing is registered to make it of texts")
 
 
-def whitening(settings: ModelSettings) -> dict[str, Any]:
-    """Return the options of `Embedder.whiten` that the head names."""
-    options = settings.head_call().arguments
-    return {name: options[name] for name in ("power", "shrinkage") if options.get(name) is not None}
+@build_text_embedder.register
+def _(backbone: Bytes, embedding_dim: int):
+    return TextEmbedder(
+        byte_encoder(backbone.length, backbone.width),
+        ByteTokenizer(backbone.length),
+        embedding_dim=embedding_dim,
+        pooling=backbone.pooling,
+        name="text_embedder",
+    )
+
+
+@build_text_embedder.register
+def _(backbone: Hub, embedding_dim: int):
+    encoder, tokenizer = backbones.load_text_preset(backbone.preset, backbone.length)
+    return TextEmbedder(
+        encoder,
+        tokenizer,
+        embedding_dim=embedding_dim,
+        pooling=backbone.pooling,
+        pad_id=getattr(tokenizer.preprocessor.tokenizer, "pad_token_id", 0),
+        truncate=backbone.truncate,
+        name="text_embedder",
+    )
 
 
 def make_learner(
-    experiment: Experiment,
+    model: ModelSettings,
+    optimization: OptimizationSettings,
     view: EvaluationTransform,
     num_classes: int,
     steps_per_epoch: int,
     train: ImageDataset | None = None,
+    text_backbone: TextBackbone | None = None,
+    seed: int = 0,
 ) -> MetricLearner:
     """Return the compiled learner of a run; call it in the strategy's scope.
 
     Args:
-        experiment: The network, the objectives, the optimizer and the rates.
+        model: The network.
+        optimization: The objectives, the optimizer and the rates.
         view: How the embedder sees images in evaluation and serving.
         num_classes: How many training classes there are.
         steps_per_epoch: After how many steps an epoch ends, for the drops of the rates.
         train: The training images, for a head on stored features, and for their pairs, label sets
             or levels.
+        text_backbone: What reads the texts of `train`, where there is an embedder of them.
+        seed: Of the initial weights.
 
     Raises:
         UserError: It cannot be built, or does not fit the memory.
     """
-    keras.utils.set_random_seed(experiment.seed)
-    keras.config.set_dtype_policy(experiment.mixed_precision)
+    keras.utils.set_random_seed(seed)
+    keras.config.set_dtype_policy(model.mixed_precision)
     too_large = (
         "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller "
         "--backbone"
@@ -217,51 +282,70 @@ def make_learner(
         contextlib.ExitStack() as stack,
     ):
         stack.callback(keras.config.set_dtype_policy, "float32")
-        stored = train.images.pixels().shape[1] if experiment.features and train is not None else 0
-        embedder = make_embedder(experiment, view, stored)
-        if experiment.backbone_rate == 0:
+        embedder = make_embedder(model, view, _dimension_of(train))
+        if optimization.backbone_rate == 0:
             embedder.freeze_backbone()
-        learner = _with_objectives(embedder, experiment, num_classes, train)
+        towers: Any = embedder
+        if text_backbone is not None and train is not None:
+            text_embedder = make_text_embedder(text_backbone, embedder.embedding_dim, train)
+            towers = {"image": embedder, "text": text_embedder}
+        learner = _with_objectives(towers, optimization, num_classes, train)
+    drop_steps = [epoch * steps_per_epoch for epoch in optimization.drop_epochs]
+    schedule = rate_schedule(
+        optimization.schedule,
+        optimization.learning_rate,
+        optimization.epochs * steps_per_epoch,
+        round(optimization.warm_up_epochs * steps_per_epoch),
+        drop_steps,
+        optimization.drop_factor,
+    )
     optimizer = build_optimizer(
-        experiment.optimizer,
+        optimization.optimizer,
         learner,
-        experiment.rate_schedule(steps_per_epoch),
-        experiment.learning_rates(),
-        weight_decay=experiment.weight_decay,
-        epsilon=None if experiment.epsilon == -1 else experiment.epsilon,
-        clip_norm=experiment.clip_norm,
-        ema=experiment.ema,
+        schedule,
+        optimization.learning_rates(text_backbone),
+        weight_decay=optimization.weight_decay,
+        epsilon=None if optimization.epsilon == -1 else optimization.epsilon,
+        clip_norm=optimization.clip_norm,
+        ema=optimization.ema,
     )
     # Across replicas XLA fails to place the variables.
     several = tf.distribute.get_strategy().num_replicas_in_sync > 1
     learner.compile(
         optimizer=optimizer,
         jit_compile=False if several else "auto",
-        steps_per_execution=experiment.execution_steps(steps_per_epoch),
+        steps_per_execution=optimization.execution_steps(steps_per_epoch),
     )
     return learner
 
 
+def _dimension_of(train: ImageDataset | None) -> int:
+    """Return the size of stored features; 0 for images."""
+    if train is None or not isinstance(train.images, VectorImages):
+        return 0
+    return train.images.pixels().shape[1]
+
+
 def _with_objectives(
-    embedder: Embedder, experiment: Experiment, num_classes: int, train: ImageDataset | None
+    towers: Embedder | dict[str, Embedder],
+    optimization: OptimizationSettings,
+    num_classes: int,
+    train: ImageDataset | None,
 ) -> MetricLearner:
-    towers: Any = embedder
-    if experiment.text_backbone and train is not None:
-        towers = {
-            "image": embedder,
-            "text": make_text_embedder(experiment, embedder.embedding_dim, train),
-        }
+    if isinstance(towers, dict) and train is not None:
         # The numbers of the texts stand for their ids.
         numbers = train.text_numbers[:, None]
         train = train.with_tokens(lambda texts: numbers)
-    objectives, relation = experiment.objectives, None if train is None else relation_of(train)
+    objectives = optimization.objectives
+    relation = None if train is None else relation_of(train)
     labels = np.array([0, 0, 1, 1]) % num_classes
     if train is not None and relation is not None:
         labels = np.resize(train.targets[:4], (4, *train.targets.shape[1:]))
     terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
     kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
-    with user_errors(kinds, f"--objectives={shortened(objectives)!r}: {REASON}", longest=1000):
-        learner = MetricLearner(towers, terms, gradient_cache=experiment.gradient_cache)
+    text = shortened(str(objectives))
+    with user_errors(kinds, REASON, longest=1000, objectives=text):
+        learner = MetricLearner(towers, terms, gradient_cache=optimization.gradient_cache)
         learner.build(learner.view_shape)
         _try_objectives(learner, labels)
     return learner
@@ -322,6 +406,34 @@ class Components:
     cache: CachePlan
 
 
+def check_selection(selection: str, metric: str, splits: Splits) -> None:
+    """Refuse a selection of the epoch that the images cannot make.
+
+    Args:
+        selection: On which split: `validation`, `test`, or none of them.
+        metric: By which metric.
+        splits: The images.
+
+    Raises:
+        UserError: The split has one class, or nothing that the metric measures.
+    """
+    images = getattr(splits, selection, None)
+    if images is None:
+        return
+    if selection == "validation" and images.num_classes < 2:
+        raise UserError(
+            "one held-out class selects nothing; raise --holdout_classes", selection=selection
+        )
+    if "/" not in metric and not splits.searched_by_images(selection):
+        raise UserError(
+            "no two images are of one class; take text_to_image/map", selection_metric=metric
+        )
+    if metric in PAIR_METRICS:
+        pairs = images.pairs
+        if pairs is None or metric not in evaluate_pairs(np.eye(len(images), 2), pairs):
+            raise UserError("the images have no pairs for it", selection_metric=metric)
+
+
 def build_components(
     experiment: Experiment, processes: workers.Processes | None = None
 ) -> Components:
@@ -342,51 +454,39 @@ def build_components(
         >>> build_components(experiment).sampler.batch_size
         100
     """
-    call = experiment.backbone_call()
+    data, model = experiment.part(DataSettings), experiment.part(ModelSettings)
+    optimization = experiment.part(OptimizationSettings)
     # Before the images are read.
-    backbones.check(call.name, local_copy(experiment.weights), **call.arguments)
-    check_objectives(experiment.objectives)
-    train_view, evaluation_view = make_transforms(experiment)
+    backbones.check(model.backbone.name, local_copy(model.weights), **model.backbone.arguments)
+    check_objectives(optimization.objectives)
+    train_view, evaluation_view = make_transforms(data)
     strategy = workers.make_strategy(
         experiment.logical_devices, processes, experiment.shard_classes
     )
 
-    splits = load_splits(experiment, experiment.seed)
-    if (
-        experiment.selection == "validation"
-        and splits.validation is not None
-        and splits.validation.num_classes < 2
-    ):
-        raise UserError(
-            "--selection=validation: one held-out class selects nothing; raise --holdout_classes"
-        )
-    metric, selected_on = experiment.selection_metric, getattr(splits, experiment.selection, None)
-    if (
-        selected_on is not None
-        and "/" not in metric
-        and not splits.searched_by_images(experiment.selection)
-    ):
-        raise UserError(
-            f"--selection_metric={metric}: no two images are of one class; take text_to_image/map"
-        )
-    check_measurable(splits, experiment.recall_ks())
-    if metric in PAIR_METRICS and selected_on is not None:
-        pairs = selected_on.pairs
-        if pairs is None or metric not in evaluate_pairs(np.eye(len(selected_on), 2), pairs):
-            raise UserError(f"--selection_metric={metric}: the images have no pairs for it")
-    sampler = make_sampler(experiment, splits.train, experiment.seed, strategy.num_replicas_in_sync)
-    steps_per_epoch = experiment.epoch_steps(sampler.steps_per_epoch)
-    steps = experiment.epochs * steps_per_epoch
+    splits = load_splits(data, experiment.seed)
+    check_selection(experiment.selection, experiment.selection_metric, splits)
+    check_measurable(splits, experiment.ks)
+    sampler = make_sampler(data, splits.train, experiment.seed, strategy.num_replicas_in_sync)
+    steps_per_epoch = optimization.epoch_steps(sampler.steps_per_epoch)
+    steps = optimization.epochs * steps_per_epoch
 
     with strategy.scope():
         learner = make_learner(
-            experiment, evaluation_view, splits.train.num_classes, steps_per_epoch, splits.train
+            model,
+            optimization,
+            evaluation_view,
+            splits.train.num_classes,
+            steps_per_epoch,
+            splits.train,
+            data.text_backbone,
+            experiment.seed,
         )
     if learner.towers:
         tokenize: Any = getattr(
             learner.towers["text"], "tokenize", np.asarray
         )  # stored vectors are there already
-        with user_errors(UserError, f"--text_backbone={experiment.text_backbone}: {REASON}"):
+        with user_errors(UserError, REASON, text_backbone=str(data.text_backbone)):
             views = {
                 name: dataclasses.replace(of, texts=tokenize(of.texts))
                 for name, of in splits.views.items()
@@ -394,7 +494,7 @@ def build_components(
             splits = dataclasses.replace(
                 splits, train=splits.train.with_tokens(tokenize), views=views
             )
-    check_pairs(experiment, learner.objectives)
+    check_pairs(data, learner.objectives)
     for term in learner.objectives:
         if 0 < steps <= (start := getattr(term, "start", 0)):
             raise UserError(
@@ -402,7 +502,7 @@ def build_components(
             )
     if experiment.moment_embedder and not has_orders(learner):
         raise UserError("--moment_embedder needs one horde(...) in --objectives")
-    cache = plan_cache(experiment, splits, train_view, steps * sampler.batch_size)
+    cache = plan_cache(data, splits, train_view, steps * sampler.batch_size)
     run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
     return Components(
         *run,

@@ -112,6 +112,9 @@ class TrainingMonitor(keras.callbacks.Callback):
         self.on_epoch_end((self.step - 1) // self.steps_per_epoch, self.model.get_metrics_result())
         self.on_train_end()
 
+    def _evaluate(self, epoch: int) -> dict[str, dict]:
+        return self._evaluator.each_epoch(self.model, epoch, self._experiment.epochs)
+
     # Keras's hooks
 
     def on_train_begin(self, logs=None):
@@ -121,7 +124,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             self._writer = tf.summary.create_file_writer(str(self.folder.tensorboard))
         if not self.records:
             now = time.perf_counter()
-            self._record({"epoch": 0, "step": 0, **self._evaluator.each_epoch(self.model, 0)})
+            self._record({"epoch": 0, "step": 0, **self._evaluate(0)})
             self.checkpoint()
             self._closings.append(time.perf_counter() - now)
             self._stop_if_asked()
@@ -191,7 +194,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         )
         self.checkpoint()  # a run that is killed while it measures closes this epoch later
         with averaged(self.model):
-            record.update(self._evaluator.each_epoch(self.model, epoch + 1))
+            record.update(self._evaluate(epoch + 1))
         self._record(record)
         if self._experiment.log_to:  # the line of the epoch would repeat every term
             shared.update(flat(record))

@@ -32,7 +32,9 @@ from tfdml.io.files import (
     write_json,
 )
 from tfdml.models import Embedder, MetricLearner
+from tfdml.options import flag_text, values_of
 from tfdml.results import QUERIES_FILE as QUERIES
+from tfdml.training.choices import Random
 from tfdml.training.settings import Experiment
 from tfdml.training.workers import Processes, assign_here
 from tfdml.version import __version__, installed
@@ -444,9 +446,9 @@ class RunFolder:
             "selection": "last",
             "final_of": str(self.path),
         }
-        off = {"holdout_classes": 0.0, "holdout_sampling": "random", "min_steps": 0}
+        off = {"holdout_classes": 0.0, "holdout_sampling": Random(), "min_steps": 0}
         return {
-            **dataclasses.asdict(self.load_experiment()),
+            **values_of(self.load_experiment()),
             **off,
             **own,
             "report": False,
@@ -471,8 +473,8 @@ class RunFolder:
                     else ""
                 )
                 raise UserError(
-                    f"--resume: the run was started with --{name}={old}, not {new}; leave it "
-                    f"out{end}"
+                    f"--resume: the run was started with --{name}={flag_text(old)}, not "
+                    f"{flag_text(new)}; leave it out{end}"
                 )
 
     def read_result(self) -> dict[str, Any] | None:

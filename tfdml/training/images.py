@@ -2,6 +2,7 @@
 memory."""
 
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +21,7 @@ from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_
 from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
 from tfdml.data.readers.tables import Table, composed, split_classes, warn_shared_classes
-from tfdml.data.transforms import EvaluationTransform, TrainTransform, as_color
+from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
@@ -31,6 +32,22 @@ from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import plain_path
 from tfdml.labels import require_classes
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
+from tfdml.training.choices import (
+    Augmentation,
+    ClassBalanced,
+    Hierarchical,
+    HoldoutSampling,
+    Neighbors,
+    Pairs,
+    Random,
+    RandomResizedCrop,
+    Sampling,
+    Shuffle,
+    Stratified,
+    Texts,
+    Vectors,
+    WholeClasses,
+)
 from tfdml.training.settings import MOST_CLASSES, DataSettings
 
 
@@ -99,13 +116,10 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    options = settings.data_options()
-    directory = plain_path(settings.data_dir)
+    options, directory = settings.dataset_options, plain_path(settings.data_dir)
     if settings.features:
-        texts = settings.text_call().arguments["path"] if settings.text_backbone else ""
-        with user_errors(
-            TypeError, f"--dataset_options={settings.dataset_options}, of --features: {REASON}"
-        ):
+        texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
+        with user_errors(TypeError, f"of --features: {REASON}", dataset_options=str(options)):
             train, test = vector_splits(
                 settings.features, directory, **options, texts=texts
             ).values()
@@ -137,7 +151,9 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         raise UserError(
             f"the training images of {train.name} have one class only, {name!r}; {advice}"
         )
-    train, validation = split_training_classes(train, *settings.held_out(seed))
+    train, validation = split_training_classes(
+        train, settings.holdout_classes, seed, settings.holdout_sampling
+    )
     unseen = None if settings.final_of else test
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
     if not settings.text_backbone:
@@ -285,45 +301,70 @@ def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: An
 
 
 def split_training_classes(
-    train: ImageDataset, share: float, seed: int, sampling: str = "random", part: int = 0
+    train: ImageDataset, share: float, seed: int, sampling: HoldoutSampling | None = None
 ) -> tuple[ImageDataset, ImageDataset | None]:
     """Return the training classes that a run trains on, and those that it holds out, if any.
-
-    `stratified` orders the classes by their number of images, those of as many images by chance,
-    cuts that order into as many groups as are held out, as equal as they can be, and draws one
-    class of each.
 
     Args:
         train: The training images.
         share: The share of the classes that is held out.
         seed: Of their choice.
-        sampling: `"random"` or `"stratified"`.
-        part: Which of the 1 / `share` parts that have no class in common, from 1 on; 0: any
-            classes.
+        sampling: How they are drawn, and which of the 1 / `share` parts that have no class in
+            common they are; by default any classes, all alike.
 
     Raises:
         UserError: No class would be left, or there is no such part.
     """
     if not share:
         return train, None
+    sampling = sampling or Random()
     rng = np.random.default_rng(seed)
     classes = rng.permutation(train.classes)
     count, parts = max(1, round(share * len(classes))), round(1 / share)
     if count >= len(classes):
-        raise UserError(f"--holdout_classes={share} leaves no class to train on")
-    if part and not part <= parts <= len(classes):
-        of = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
-        raise UserError(f"--holdout_sampling={sampling}(part={part}): there are {of}")
-    if sampling == "stratified":
-        sizes = np.unique(train.labels, return_counts=True)[1]
-        classes = classes[np.argsort(sizes[np.searchsorted(train.classes, classes)], kind="stable")]
-    if part:
-        held_out = classes[part - 1 :: parts]
-    elif sampling == "stratified":
-        held_out = np.array([rng.choice(group) for group in np.array_split(classes, count)])
-    else:
-        held_out = classes[:count]
+        raise UserError("leaves no class to train on", holdout_classes=share)
+    if sampling.part and not sampling.part <= parts <= len(classes):
+        there_are = f"{parts} parts of --holdout_classes={share:g}, and {len(classes)} classes"
+        raise UserError(f"there are {there_are}", holdout_sampling=str(sampling))
+    held_out = hold_out(sampling, train, classes, count, parts, rng)
     return train.select_classes(np.setdiff1d(classes, held_out)), train.select_classes(held_out)
+
+
+@functools.singledispatch
+def hold_out(
+    sampling: HoldoutSampling,
+    train: ImageDataset,
+    classes: np.ndarray,
+    count: int,
+    parts: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Return the classes that are held out; registered by the choice of how.
+
+    Args:
+        sampling: The choice.
+        train: The training images.
+        classes: Their classes, in any order.
+        count: How many are held out, where `sampling.part` is 0.
+        parts: How many parts there are.
+        rng: What decides.
+    """
+    raise UserError("nothing is registered to draw classes by it", holdout_sampling=sampling.name)
+
+
+@hold_out.register
+def _(sampling: Random, train, classes, count, parts, rng):
+    return classes[sampling.part - 1 :: parts] if sampling.part else classes[:count]
+
+
+@hold_out.register
+def _(sampling: Stratified, train, classes, count, parts, rng):
+    # By their number of images; those of as many stay in any order.
+    sizes = np.unique(train.labels, return_counts=True)[1]
+    classes = classes[np.argsort(sizes[np.searchsorted(train.classes, classes)], kind="stable")]
+    if sampling.part:
+        return classes[sampling.part - 1 :: parts]
+    return np.array([rng.choice(group) for group in np.array_split(classes, count)])
 
 
 def make_sampler(
@@ -341,56 +382,105 @@ def make_sampler(
         UserError: The data has too few images, classes or super-classes for it, or the replicas do
             not divide a batch.
     """
-    sampler: sampling.Sampler
-    (name, options), size, labels = (
-        dataclasses.astuple(settings.sampling_call()),
-        settings.batch_size,
-        train.labels,
-    )
-    by_class: dict[str, Any] = {
-        "classes_per_batch": settings.classes_per_batch or min(MOST_CLASSES, train.num_classes),
-        "images_per_class": settings.images_per_class,
-        "seed": seed,
-        "short_classes": options.get("short_classes"),
-    }
-    if name == "shuffle":
-        if train.pairs is None and train.label_rows is None:
-            require_classes(labels, "training")
-        sampler = sampling.ShuffleSampler(len(train), size, seed)
-    elif name == "pairs":
-        if train.pairs is None:
-            raise UserError(
-                f"--sampling=pairs: {train.name} has no given pairs; name their file in "
-                "--dataset_options"
-            )
-        sampler = sampling.PairSampler(train.pairs.rows, size, seed)
-    elif name == "texts":
-        numbers = train.text_numbers
-        if size > (count := len(np.unique(numbers))):
-            advice = "lower it, or use --sampling=shuffle, where items of one text are positives"
-            raise UserError(
-                f"--batch_size={size}, and the training images have {count} different texts: "
-                f"{advice}"
-            )
-        sampler = sampling.ClassBalancedSampler(numbers, size, 1, seed)
-    elif name == "whole_classes":
-        sampler = sampling.WholeClassSampler(labels, size, seed)
-    elif name == "hierarchical":
-        if train.super_labels is None:
-            raise UserError(f"--sampling=hierarchical: {train.name} has no super-classes")
-        by_class |= {
-            "super_classes_per_batch": options["super_classes"],
-            "weights": options["weights"],
-        }
-        sampler = sampling.HierarchicalSampler(labels, train.super_labels, **by_class)
-    elif name == "neighbors":
-        sampler = sampling.NeighborSampler(
-            labels, **by_class, anchor_classes=options["anchor_classes"]
-        )
-    else:
-        sampler = sampling.ClassBalancedSampler(labels, **by_class)
+    sampler = build_sampler(settings.sampling, settings, train, seed)
     sampling.check_divides(sampler.batch_size, replicas, "replicas")
     return sampler
+
+
+@functools.singledispatch
+def build_sampler(
+    choice: Sampling, settings: DataSettings, train: ImageDataset, seed: int
+) -> sampling.Sampler:
+    """Return the sampler of a choice, by which it is registered.
+
+    Args:
+        choice: The choice.
+        settings: With `batch_size`, `classes_per_batch` and `images_per_class`.
+        train: The training images.
+        seed: Of the choice of images.
+
+    Raises:
+        UserError: The data has too few images, classes or super-classes for it.
+    """
+    raise UserError("nothing is registered to make batches by it", sampling=choice.name)
+
+
+def _classes_of_batch(settings: DataSettings, train: ImageDataset) -> int:
+    return settings.classes_per_batch or min(MOST_CLASSES, train.num_classes)
+
+
+@build_sampler.register
+def _(choice: ClassBalanced, settings, train, seed):
+    return sampling.ClassBalancedSampler(
+        train.labels,
+        _classes_of_batch(settings, train),
+        settings.images_per_class,
+        seed,
+        short_classes=choice.short_classes,
+    )
+
+
+@build_sampler.register
+def _(choice: Hierarchical, settings, train, seed):
+    if train.super_labels is None:
+        raise UserError(f"{train.name} has no super-classes", sampling=str(choice))
+    return sampling.HierarchicalSampler(
+        train.labels,
+        train.super_labels,
+        classes_per_batch=_classes_of_batch(settings, train),
+        images_per_class=settings.images_per_class,
+        seed=seed,
+        short_classes=choice.short_classes,
+        super_classes_per_batch=choice.super_classes,
+        weights=choice.weights,
+    )
+
+
+@build_sampler.register
+def _(choice: Neighbors, settings, train, seed):
+    return sampling.NeighborSampler(
+        train.labels,
+        classes_per_batch=_classes_of_batch(settings, train),
+        images_per_class=settings.images_per_class,
+        seed=seed,
+        short_classes=choice.short_classes,
+        anchor_classes=choice.anchor_classes,
+    )
+
+
+@build_sampler.register
+def _(choice: WholeClasses, settings, train, seed):
+    return sampling.WholeClassSampler(train.labels, settings.batch_size, seed)
+
+
+@build_sampler.register
+def _(choice: Shuffle, settings, train, seed):
+    if train.pairs is None and train.label_rows is None:
+        require_classes(train.labels, "training")
+    return sampling.ShuffleSampler(len(train), settings.batch_size, seed)
+
+
+@build_sampler.register
+def _(choice: Pairs, settings, train, seed):
+    if train.pairs is None:
+        raise UserError(
+            f"{train.name} has no given pairs; name their file in --dataset_options",
+            sampling="pairs",
+        )
+    return sampling.PairSampler(train.pairs.rows, settings.batch_size, seed)
+
+
+@build_sampler.register
+def _(choice: Texts, settings, train, seed):
+    numbers, size = train.text_numbers, settings.batch_size
+    count = len(np.unique(numbers))
+    if size > count:
+        raise UserError(
+            f"the training images have {count} different texts: lower it, or use "
+            "--sampling=shuffle, where items of one text are positives",
+            batch_size=size,
+        )
+    return sampling.ClassBalancedSampler(numbers, size, 1, seed)
 
 
 def relation_of(train: ImageDataset) -> Relation | Callable | None:
@@ -422,20 +512,34 @@ def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationT
         return TrainTransform(resize=1, image_size=1), EvaluationTransform(
             1, 1
         )  # vectors have no views
-    resize = max(settings.resize, settings.image_size)
-    color = as_color(settings.pad_color)
-    crops = settings.augmentation_call()
-    train = TrainTransform(
-        augmentation=crops.name,
+    resize, size = max(settings.resize, settings.image_size), settings.image_size
+    policy = None if settings.policy is None else Policy.of(settings.policy)
+    train = train_transform(
+        settings.augmentation,
         resize=resize,
-        image_size=settings.image_size,
+        image_size=size,
         resize_mode=settings.resize_mode,
-        scale=(crops.arguments["min_scale"], 1.0) if crops.arguments else TrainTransform.scale,
         flip=settings.flip,
-        policy=Policy.of(settings.policy) if settings.policy.strip() else None,
-        pad_color=color,
+        policy=policy,
+        pad_color=settings.pad_color,
     )
-    return train, EvaluationTransform(resize, settings.image_size, settings.resize_mode, color)
+    return train, EvaluationTransform(resize, size, settings.resize_mode, settings.pad_color)
+
+
+@functools.singledispatch
+def train_transform(choice: Augmentation, **views: Any) -> TrainTransform:
+    """Return how training images are seen, registered by the choice of their crops.
+
+    Args:
+        choice: The choice.
+        **views: The other arguments of `TrainTransform`.
+    """
+    return TrainTransform(augmentation=choice.name, **views)
+
+
+@train_transform.register
+def _(choice: RandomResizedCrop, **views):
+    return TrainTransform(augmentation=choice.name, scale=(choice.min_scale, 1.0), **views)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -506,6 +610,5 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
                 f"of the {name} images of {split.name} a query is compared with {task.available}"
             )
             if ks != DEFAULT_KS:
-                asked = ",".join(map(str, ks))
-                raise UserError(f"--ks={asked}: {depth}; choose smaller ones, e.g. --ks={fitting}")
+                raise UserError(f"{depth}; choose smaller ones, e.g. --ks={fitting}", ks=ks)
             logging.warning("recall@K is measured for K = %s alone: %s", fitting, depth)

@@ -25,9 +25,8 @@ from keras import ops
 from tfdml import workarounds
 from tfdml.errors import UserError, check_choice
 from tfdml.saving import restore
+from tfdml.training.settings import OPTIMIZERS, SCHEDULES
 from tfdml.workarounds import takes_decay
-
-SCHEDULES = ("step", "cosine")
 
 
 def step_schedule(learning_rate: float, drop_steps: list[int], factor: float):
@@ -384,7 +383,6 @@ _CLASSES: dict[str, type] = {
     "pytorch_adam": _with_part_rates(PyTorchAdam),
     "pytorch_adamw": _with_part_rates(PyTorchAdamW),
 }
-OPTIMIZERS = tuple(_CLASSES)
 
 
 def build_optimizer(

@@ -15,6 +15,7 @@ from absl import logging
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads
+from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
 from tfdml.embeddings.compute import slices
 from tfdml.evaluation import Interval, confidence_intervals, evaluate_dataset, student_interval
@@ -29,7 +30,13 @@ from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import RunFolder, TrainingState
 from tfdml.training.images import Splits, load_splits, make_transforms
-from tfdml.training.settings import PAIR_METRICS, USUAL_METRICS, Experiment
+from tfdml.training.settings import (
+    PAIR_METRICS,
+    USUAL_METRICS,
+    DataSettings,
+    EvaluationSettings,
+    Experiment,
+)
 from tfdml.training.workers import Processes, assign_here
 
 #: One mapping per epoch, as in `metrics.jsonl`. The first is before training.
@@ -135,12 +142,14 @@ class Evaluator:
     Args:
         settings: What is measured, and when.
         splits: The images.
+        view: How images are seen.
         cache: Whether to keep the views in memory.
         processes: Who trains: each embeds its part of the images, and the chief measures.
     """
 
-    settings: Experiment
+    settings: EvaluationSettings
     splits: Splits
+    view: EvaluationTransform
     cache: bool = False
     processes: Processes = dataclasses.field(default_factory=Processes)
     _batches: dict[tuple, tf.data.Dataset] = dataclasses.field(default_factory=dict, init=False)
@@ -164,7 +173,7 @@ class Evaluator:
                 if rows == slice(0, len(images))
                 else images.take(np.arange(len(images))[rows])
             )
-            batches = evaluation_batches(part, make_transforms(self.settings)[1], EVALUATION_BATCH)
+            batches = evaluation_batches(part, self.view, EVALUATION_BATCH)
             self._batches[key] = own_threads(
                 batches.cache() if self.cache and name != "train" else batches
             )
@@ -198,7 +207,7 @@ class Evaluator:
         direction, _, own = self.settings.selection_metric.rpartition("/")
         added = () if own in USUAL_METRICS + PAIR_METRICS else (own,)
         if self.splits.searched_by_images(name):
-            ks = ks_within(self.settings.recall_ks(), images_to_search(images))
+            ks = ks_within(self.settings.ks, images_to_search(images))
             names = metrics if direction else (*metrics, *added)
             result = evaluate_dataset(embeddings, images, ks=ks, metrics=names, **options)
         if texts is None:
@@ -206,7 +215,7 @@ class Evaluator:
         items, intervals = self.splits.views[name], options.get("intervals")
         measured = evaluate_views(
             *(embeddings, texts, items.image_labels, items.text_labels),
-            ks=ks_within(self.settings.recall_ks(), min(len(embeddings), len(texts))),
+            ks=ks_within(self.settings.ks, min(len(embeddings), len(texts))),
             metrics=("recall", "map", *(added if direction else ())),
             intervals=intervals,
         )
@@ -219,13 +228,13 @@ class Evaluator:
             result["intervals"] = result.get("intervals", {}) | of_views
         return result
 
-    def each_epoch(self, learner: MetricLearner, epoch: int) -> dict[str, dict]:
+    def each_epoch(self, learner: MetricLearner, epoch: int, last: int) -> dict[str, dict]:
         """Return the metrics of every split, in the epochs that measure: before the first, every so
-        many, and the last.
+        many, and the `last`.
 
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
-        every, last = self.settings.evaluate_every, self.settings.epochs
+        every = self.settings.evaluate_every
         if epoch not in (0, last) and (every == 0 or epoch % every):
             return {}
         names = list(self.splits.evaluated())
@@ -327,7 +336,7 @@ class TrainingRun:
     @functools.cached_property
     def splits(self) -> Splits:
         """The images: `train`, `validation` and `test`."""
-        return load_splits(self.experiment, self.experiment.seed)
+        return load_splits(self.experiment.part(DataSettings), self.experiment.seed)
 
     @property
     def embeddings(self) -> np.ndarray:
@@ -337,9 +346,10 @@ class TrainingRun:
     def embed(self, split: str) -> np.ndarray:
         """Return the embeddings of the images of a split, (N, d) float32."""
         if split not in self._embeddings:
-            self._embeddings[split] = Evaluator(self.experiment, self.splits).embed(
-                self.embedder, split
-            )
+            settings = self.experiment.part(EvaluationSettings)
+            _, view = make_transforms(self.experiment.part(DataSettings))
+            evaluator = Evaluator(settings, self.splits, view)
+            self._embeddings[split] = evaluator.embed(self.embedder, split)
         return self._embeddings[split]
 
 
@@ -356,11 +366,17 @@ _SELECTION = {
 
 
 def write_results(
-    learner: MetricLearner, evaluator: Evaluator, state: TrainingState, seconds: float, planned: int
+    experiment: Experiment,
+    learner: MetricLearner,
+    evaluator: Evaluator,
+    state: TrainingState,
+    seconds: float,
+    planned: int,
 ) -> TrainingRun | None:
     """Write what of the embedders' and the results' files is not there yet.
 
     Args:
+        experiment: The settings of the run.
         learner: As it is after the last step; afterwards its embedder is that of the selected
             epoch.
         evaluator: Measures the embedder.
@@ -374,7 +390,7 @@ def write_results(
     Raises:
         UserError: A file cannot be written.
     """
-    experiment, processes, splits = evaluator.settings, evaluator.processes, evaluator.splits
+    processes, splits = evaluator.processes, evaluator.splits
     folder, records, selection = RunFolder(experiment.run_dir), state.records, experiment.selection
     epoch = processes.of_chief(
         lambda: selected_epoch(records, selection, experiment.selection_metric)
@@ -397,7 +413,7 @@ def write_results(
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         result = {
-            **_result(evaluator, embeddings.get("test"), texts, records, epoch),
+            **_result(experiment, evaluator, embeddings.get("test"), texts, records, epoch),
             "seconds": seconds,
         }
         if (steps := result["steps"]) < planned:
@@ -414,6 +430,7 @@ def write_results(
 
 
 def _result(
+    experiment: Experiment,
     evaluator: Evaluator,
     embeddings: np.ndarray | None,
     texts: np.ndarray | None,
@@ -422,7 +439,7 @@ def _result(
 ) -> dict[str, Any]:
     """Return the results of an embedder; those of each query are written. Without test images
     nothing is measured."""
-    experiment, splits = evaluator.settings, evaluator.splits
+    splits = evaluator.splits
     test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
     rates = [record["images_per_second"] for record in records if "images_per_second" in record]
     result: dict[str, Any] = {
@@ -533,7 +550,7 @@ def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
         runs: Runs of the same images.
     """
     together = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
-    images, ks = runs[0].splits.test, runs[0].experiment.recall_ks()
+    images, ks = runs[0].splits.test, runs[0].experiment.ks
     assert images is not None  # a final model has no folds
     return evaluate_dataset(
         together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL

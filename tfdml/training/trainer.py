@@ -8,7 +8,7 @@ import functools
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -23,6 +23,7 @@ from tfdml.errors import UserError, differences
 from tfdml.io.files import write_json
 from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
+from tfdml.options import flag_text
 from tfdml.retrieval import confusable_classes
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import (
@@ -35,6 +36,7 @@ from tfdml.training.build import (
 )
 from tfdml.training.callbacks import TrainingMonitor
 from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
+from tfdml.training.choices import Neighbors, Whitened
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.optimizers import averaged
 from tfdml.training.results import (
@@ -45,7 +47,7 @@ from tfdml.training.results import (
     selection_warnings,
     write_results,
 )
-from tfdml.training.settings import MOST_CLASSES, Experiment
+from tfdml.training.settings import MOST_CLASSES, EvaluationSettings, Experiment
 from tfdml.training.watching import check_logger, logger_of
 from tfdml.version import __version__, installed
 
@@ -157,18 +159,18 @@ def runs_of(experiment: Experiment) -> list[Experiment]:
         >>> [run.run_dir for run in runs_of(Experiment(run_dir="runs/cars", seeds="2"))]
         ['runs/cars/seed_0', 'runs/cars/seed_1']
     """
-    place, change = (
-        experiment.run_dir,
-        functools.partial(dataclasses.replace, experiment, seeds="", folds=0),
-    )
-    seeds = [change(seed=seed, run_dir=f"{place}/seed_{seed}") for seed in experiment.seed_list()]
-    parts = range(1, experiment.folds + 1)
-    _, _, sampling, _ = experiment.held_out(experiment.seed)
-    folds = [(f"{place}/fold_{part}", f"{sampling}(part={part})") for part in parts]
-    share = 1 / max(len(folds), 1)
-    return seeds or [
-        change(holdout_classes=share, holdout_sampling=how, run_dir=path) for path, how in folds
-    ]
+    change = functools.partial(dataclasses.replace, experiment, seeds=(), folds=0)
+    runs = []
+    for seed in experiment.seed_list():
+        runs.append(change(seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}"))
+    for part in range(1, experiment.folds + 1):
+        fold = change(
+            holdout_classes=1 / experiment.folds,
+            holdout_sampling=dataclasses.replace(experiment.holdout_sampling, part=part),
+            run_dir=f"{experiment.run_dir}/fold_{part}",
+        )
+        runs.append(fold)
+    return runs
 
 
 def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], None]) -> TrainingRun:
@@ -236,7 +238,8 @@ def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
             )
     for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
         if name not in (*MAY_DIFFER, "weights", "start_from"):
-            raise UserError(f"--{name}={own} {here} and {other} on worker 0: use the same")
+            values = f"--{name}={flag_text(own)} {here} and {flag_text(other)} on worker 0"
+            raise UserError(f"{values}: use the same")
 
 
 class Trainer:
@@ -276,7 +279,13 @@ class Trainer:
                 asked,
                 parts.steps_per_epoch,
             )
-        self.evaluator = Evaluator(experiment, self.splits, parts.cache.kept, processes)
+        self.evaluator = Evaluator(
+            experiment.part(EvaluationSettings),
+            self.splits,
+            parts.evaluation_view,
+            parts.cache.kept,
+            processes,
+        )
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
 
     def load_initial_weights(self) -> None:
@@ -307,9 +316,9 @@ class Trainer:
         """Whiten the projection where that is asked for and it is new; let objectives measure the
         training images."""
         experiment = self.experiment
-        new = experiment.head_call().name == "whitened" and not experiment.start_from
+        new = isinstance(experiment.head, Whitened) and not experiment.start_from
         with self._naming_bad_images():
-            view, whiten = self.parts.evaluation_view, whitening(experiment) if new else None
+            view, whiten = self.parts.evaluation_view, whitening(experiment.head) if new else None
             calibrate(self.learner, self.splits.train, view, self.processes, whiten)
 
     def fit(self) -> None:
@@ -370,7 +379,8 @@ class Trainer:
         A call ends where the neighbors are searched again, so that no batch is made ahead of them.
         """
         monitor, epochs = self.monitor, self.experiment.epochs
-        every = self.experiment.sampling_call().arguments.get("every", max(epochs, 1))
+        sampling = self.experiment.sampling
+        every = sampling.every if isinstance(sampling, Neighbors) else max(epochs, 1)
         while not monitor.records or monitor.step < epochs * self.parts.steps_per_epoch:
             epoch, within = divmod(monitor.step, self.parts.steps_per_epoch)
             # First the rest of the epoch in which the run was stopped.
@@ -382,18 +392,21 @@ class Trainer:
 
         What a search found is in the checkpoints of the steps that depend on it.
         """
-        train, options = self.splits.train, self.experiment.sampling_call().arguments
-        first_step = (epoch - epoch % options["every"]) * self.parts.steps_per_epoch
+        train, sampling = self.splits.train, self.experiment.sampling
+        assert isinstance(sampling, Neighbors)
+        first_step = (epoch - epoch % sampling.every) * self.parts.steps_per_epoch
         if self.monitor.step == first_step:
             embeddings = self.evaluator.embed(self.learner.embedder, "train")
 
             def search() -> list[list[int]]:
-                most, limits = (
-                    self.experiment.classes_per_batch or MOST_CLASSES,
-                    ("skip_top", "relative_margin"),
+                classes = confusable_classes(
+                    embeddings,
+                    train.labels,
+                    most=self.experiment.classes_per_batch or MOST_CLASSES,
+                    skip_top=sampling.skip_top,
+                    relative_margin=sampling.relative_margin,
                 )
-                own = {name: options[name] for name in limits}
-                return confusable_classes(embeddings, train.labels, most=most, **own).tolist()
+                return classes.tolist()
 
             self.monitor.neighbors = self.processes.of_chief(search)
         sampler.update(np.array(self.monitor.neighbors), first_step)
@@ -410,7 +423,12 @@ class Trainer:
         with self._naming_bad_images(), averaged(self.learner):
             planned = self.experiment.epochs * self.parts.steps_per_epoch
             run = write_results(
-                self.learner, self.evaluator, self.monitor.state(), seconds, planned
+                self.experiment,
+                self.learner,
+                self.evaluator,
+                self.monitor.state(),
+                seconds,
+                planned,
             )
         # The others wait for the chief. It needs none of them any more.
         with contextlib.suppress(*workers.LOST) if left.is_chief else contextlib.nullcontext():
@@ -467,7 +485,7 @@ def describe(experiment: Experiment) -> str:
         "objectives",
         *(f"  {term!r}" for term in learner.objectives),
         "trained             parameters   learning rate",
-        *_trained(experiment, learner),
+        *_trained(experiment.learning_rates(experiment.text_backbone), learner),
         f"batches      {batch_size} images",
         f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: "
         f"{steps:,} steps, "
@@ -502,8 +520,7 @@ def final_length(parts: Components) -> Iterator[str]:
     )
 
 
-def _trained(experiment: Experiment, learner: MetricLearner) -> Iterator[str]:
-    rates = experiment.learning_rates()
+def _trained(rates: Mapping[str, float], learner: MetricLearner) -> Iterator[str]:
     groups = [
         (part, part, variables)
         for part, variables in learner.parts().items()
