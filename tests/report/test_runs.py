@@ -7,7 +7,8 @@ import pytest
 
 from tfdml.errors import UserError
 from tfdml.report import read_run
-from tfdml.results import QUERIES_FILE, QueryValues
+from tfdml.results import QueryValues
+from tfdml.training.run_folder import QUERIES_FILE
 
 
 def write_folder(path, **result):

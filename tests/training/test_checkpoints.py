@@ -12,7 +12,7 @@ from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
-from tfdml.training import checkpoints
+from tfdml.training import checkpoints, run_folder
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 
@@ -56,7 +56,7 @@ def test_only_the_newest_stay(saved_twice, tmp_path):
     for step in (9, 10, 100):
         checkpoints.save(tmp_path, saved_twice[0], TrainingState(step, []), keep=2)
     (tmp_path / "step-00000010 (copy).npz").touch()
-    assert [path.name for path in checkpoints.list_checkpoints(tmp_path)] == [
+    assert [path.name for path in run_folder.list_checkpoints(tmp_path)] == [
         "step-00000010.npz",
         "step-00000100.npz",
     ]

@@ -7,20 +7,14 @@ import difflib
 import importlib
 import importlib.util
 import inspect
-import json
 import os
 import pathlib
-import platform
-import re
-import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tfdml import flags
-from tfdml.errors import quiet_errors, short_message
 from tfdml.version import __version__, installed
 
 if TYPE_CHECKING:
@@ -97,39 +91,14 @@ def _run(name: str, rest: list[str]) -> int:
             "tfdml",
             f"there is no command {name!r}; {_nearest(name, [*STAGES, *OTHERS], 'tfdml --help')}",
         )
-    elif unknown := unknown_flag(rest):
-        hint = _nearest(unknown, flag_names(), f"tfdml {name} --help")
-        return _fail(name, f"there is no flag --{unknown}; {hint}")
-    elif error := _load_tensorflow():
-        return _fail(name, error)
     else:
+        # Until the command handles it, Ctrl-C ends the process.
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         from tfdml.cli.command_line import run
 
         run(load(name), rest)
     return 0
-
-
-def flag_names() -> set[str]:
-    """Return the names that flags of the commands may have, read from the source: to import it
-    takes seconds."""
-    sources = [
-        path.read_text(encoding="utf-8") for path in pathlib.Path(__file__).parents[1].rglob("*.py")
-    ]
-    pattern = re.compile(
-        r"^    (\w+): .* = \w*(?:option|changed|of_images|of_network)\(", re.MULTILINE
-    )
-    return {name for text in sources for name in pattern.findall(text)} | {
-        "help",
-        "flagfile",
-        "import",
-    }
-
-
-def unknown_flag(words: Iterable[str]) -> str:
-    """Return the first flag of a command line that no command has; empty where there is none."""
-    names = flag_names()
-    flags = (word.lstrip("-").partition("=")[0] for word in words if word.startswith("--"))
-    return next((flag for flag in flags if not names & {flag, flag.removeprefix("no")}), "")
 
 
 def _nearest(name: str, names: Iterable[str], where: str) -> str:
@@ -142,24 +111,6 @@ def _nearest(name: str, names: Iterable[str], where: str) -> str:
 def _fail(name: str, message: str) -> int:
     print(f"{name}: error: {message}", file=sys.stderr)
     return 2
-
-
-def _load_tensorflow() -> str:
-    """Load TensorFlow without its messages; return what prevents it, or nothing."""
-    # Until the command handles it, Ctrl-C ends the process.
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
-        return "KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    try:
-        with quiet_errors():
-            import tensorflow as tf
-
-            tf.config.list_physical_devices()
-    except ImportError as error:
-        return f"TensorFlow cannot be loaded ({short_message(error)}); run tfdml doctor"
-    return ""
 
 
 def configs(words: Sequence[str]) -> int:
@@ -194,6 +145,8 @@ def doctor(words: Sequence[str]) -> int:
     The last line is the verdict. The exit status is 0 where training works, and 1 where it does
     not.
     """
+    import platform
+
     if words:
         print(inspect.getdoc(doctor))
         return 0 if words[0] in ("--help", "-h") else 2
@@ -213,6 +166,10 @@ def doctor(words: Sequence[str]) -> int:
 def _trial() -> list[str]:
     """Train in a process of its own, which may crash where TensorFlow does not fit the processor or
     the driver."""
+    import json
+    import shutil
+    import subprocess
+
     environment = {"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ}
     # Without the current folder on the path, but with this package.
     package = str(pathlib.Path(__file__).parents[2])

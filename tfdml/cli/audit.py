@@ -18,30 +18,26 @@ with the scores of all. Change the column action as you like: tfdml train --drop
 out the images whose action is drop.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from tfdml import backbones
-from tfdml.audit import audit, write_table
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
-from tfdml.data.images import FileImages
-from tfdml.data.pipeline import evaluation_batches
-from tfdml.data.transforms import EvaluationTransform
-from tfdml.embeddings import embed
-from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.expressions import HUB, Arguments
 from tfdml.io.files import local_copy, partial_folder, require_local
-from tfdml.models import Embedder
 from tfdml.options import Color, changed, condition, option
-from tfdml.report import write_audit
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tfdml.embeddings.files import ImageTable
 
 _NETWORK = "no model and no embeddings"
 _EMBEDDED = "no embeddings"
@@ -116,11 +112,11 @@ class AuditFlags(DataFlags):
         return not self.has_pictures
 
 
-_Picture = Callable[[int], np.ndarray]
-
-
 def run_audit(flags: AuditFlags) -> None:
     """Audit as the flags say."""
+    from tfdml.audit import audit, write_table
+    from tfdml.report import write_audit
+
     require_local(flags.out, "out")
     out = Path(flags.out).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -158,9 +154,20 @@ def run_audit(flags: AuditFlags) -> None:
     print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
 
 
-def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _embedded(
+    flags: AuditFlags,
+) -> tuple[str, np.ndarray, ImageTable, Callable[[int], np.ndarray] | None]:
     """Return what the images are called, their embeddings, their table, and the images where they
     are there."""
+    import numpy as np
+
+    from tfdml import backbones
+    from tfdml.data.pipeline import evaluation_batches
+    from tfdml.data.transforms import EvaluationTransform
+    from tfdml.embeddings import embed
+    from tfdml.embeddings.files import ImageTable, read_embeddings
+    from tfdml.models import Embedder
+
     selection = data_choice(flags)
     splits = selection.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(selection.directory))
@@ -199,8 +206,15 @@ def _embedded(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture 
     )
 
 
-def _stored(flags: AuditFlags) -> tuple[str, np.ndarray, ImageTable, _Picture | None]:
+def _stored(
+    flags: AuditFlags,
+) -> tuple[str, np.ndarray, ImageTable, Callable[[int], np.ndarray] | None]:
     """Return the same of stored embeddings, whose names count from `--data_dir`."""
+    import numpy as np
+
+    from tfdml.data.images import FileImages
+    from tfdml.embeddings.files import ImageTable, read_embeddings
+
     stored, base = (
         read_embeddings(os.path.expanduser(flags.embeddings)),
         os.path.expanduser(flags.data_dir),

@@ -5,7 +5,10 @@ stream.
 """
 
 import dataclasses
+import difflib
+import importlib.util
 import logging
+import os
 import re
 import signal
 import sys
@@ -16,8 +19,14 @@ from typing import Any, ClassVar, TypeVar
 from absl import flags
 from absl import logging as absl_logging
 
-from tfdml.data.policies import modules_of
-from tfdml.errors import UserError, redact_text, short_message, user_errors
+from tfdml.errors import (
+    REASON,
+    UserError,
+    quiet_errors,
+    redact_text,
+    short_message,
+    user_errors,
+)
 from tfdml.flags import read_flag_files, typed_words
 from tfdml.io.files import as_named, local_copy
 from tfdml.options import Settings, define_flags, fields_of, flag_name, unmet
@@ -138,6 +147,7 @@ class Command:
         drafts: Returns the settings that say which flags have an effect; by default those of the
             flags.
         settings: Returns the arguments of `work`; by default the settings of the flags.
+        needs_tensorflow: Whether the work always needs TensorFlow, which is loaded before.
     """
 
     name: str
@@ -147,6 +157,7 @@ class Command:
     flag_of: Mapping[str, str] = dataclasses.field(default_factory=dict)
     drafts: Callable[[Flags], Sequence[Settings]] = _drafts
     settings: Callable[[Flags], Sequence[Any]] = _settings
+    needs_tensorflow: bool = True
 
     def parse(self, words: Sequence[str]) -> None:
         """Set the flags from a command line without the command; refuse flags without an effect.
@@ -190,7 +201,12 @@ class Command:
         modules = module_names(values["import"])
         if log_to := values.get("log_to"):
             modules.append(log_to.rpartition(".")[0])
-        return [*modules, *modules_of(values.get("policy") or "")]
+        if policy := values.get("policy"):
+            load_tensorflow()
+            from tfdml.data.policies import modules_of
+
+            modules += modules_of(policy)
+        return modules
 
     def help(self) -> str:
         """Return the usage, and every flag with its default."""
@@ -279,8 +295,15 @@ def run(command: Command, words: Sequence[str]) -> None:
                 print(command.help())
             else:
                 command.parse(words)
-                command.work(*command.settings(command.flags))
+                settings = command.settings(command.flags)
+                if command.needs_tensorflow:
+                    load_tensorflow()
+                command.work(*settings)
             sys.stdout.flush()
+    except flags.UnrecognizedFlagError as error:
+        near = difflib.get_close_matches(error.flagname, list(command.flags), 1)
+        hint = f"did you mean {near[0]}?" if near else f"see tfdml {command.name} --help"
+        _fail(command, f"there is no flag --{error.flagname}; {hint}")
     except flags.Error as error:
         _fail(command, f"{short_message(error, longest=1000)} (see --help)")
     except UserError as error:
@@ -297,6 +320,25 @@ def run(command: Command, words: Sequence[str]) -> None:
         # whoever opened it.
         _fail(command, f"{error.filename}: {error.strerror or error}")
     sys.exit(0)
+
+
+def load_tensorflow() -> None:
+    """Load TensorFlow without its messages.
+
+    Raises:
+        UserError: It cannot be loaded.
+    """
+    if "tensorflow" in sys.modules and sys.modules["tensorflow"] is not None:
+        return
+    if os.environ.get("KERAS_BACKEND") == "jax" and not importlib.util.find_spec("jax"):
+        raise UserError("KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    print("loading TensorFlow", file=sys.stderr, flush=True)
+    cannot = f"TensorFlow cannot be loaded ({REASON}); run tfdml doctor"
+    with user_errors(ImportError, cannot), quiet_errors():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
 
 
 def _fail(command: Command, message: str) -> None:

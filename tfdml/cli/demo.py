@@ -19,25 +19,23 @@ The page is at http://127.0.0.1:PORT and for this machine alone. With another --
 that is printed has a random token, without which nobody is answered. Ctrl-C ends the demo.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 import secrets
 from pathlib import Path
-from typing import ClassVar
-
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.embeddings.model_card import card_of, served_version
 from tfdml.errors import UserError
-from tfdml.evaluation import Calibration
-from tfdml.export.exporter import calibration_of_file
-from tfdml.export.retriever import Retriever
 from tfdml.io.files import read_json
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
+
+if TYPE_CHECKING:
+    from tfdml.evaluation import Calibration
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,6 +80,13 @@ class DemoFlags(ModelFlags):
 
 def demo(flags: DemoFlags) -> None:
     """Serve the page as the flags say."""
+    import numpy as np
+    import tensorflow as tf
+
+    from tfdml.embeddings.model_card import card_of, served_version
+    from tfdml.export.retriever import Retriever
+    from tfdml.results import calibration_of_file
+
     try:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
@@ -118,6 +123,8 @@ def demo(flags: DemoFlags) -> None:
 
 def _of_card(card: Path | None) -> Calibration | None:
     """Return the threshold of searches in a model card; None where there is none."""
+    from tfdml.evaluation import Calibration
+
     stored = read_json(card).get("calibration") if card else None
     return (
         Calibration.from_dict(stored, str(card))

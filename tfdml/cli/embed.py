@@ -17,28 +17,25 @@ be repeated), or one list as --dataset=list reads it, of which only path is requ
 then left out, and listed in bad_images.csv. With --cluster they are embedded over many processes.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
-
-import numpy as np
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
-from tfdml.cluster import bulk_embedding
-from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import FileImages
-from tfdml.embeddings.backends import EmbeddingBackend
-from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord
-from tfdml.embeddings.passes import EmbeddingPass, Part, images_of
 from tfdml.errors import REASON, user_errors
-from tfdml.evaluation.views import ViewItems
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
 from tfdml.options import changed, option
+
+if TYPE_CHECKING:
+    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.files import PartRecord
+    from tfdml.embeddings.passes import EmbeddingPass, Part
 
 _OF_DATA = "no input"
 
@@ -92,6 +89,11 @@ class EmbedFlags(DataFlags):
 
 def embed(flags: EmbedFlags) -> None:
     """Embed as the flags say."""
+    import tensorflow as tf
+
+    from tfdml.cluster import bulk_embedding
+    from tfdml.embeddings.files import EmbeddingFolder
+
     if flags.texts:
         _embed_texts(flags)
         return
@@ -137,6 +139,11 @@ def _about(source: EmbeddingBackend) -> dict[str, Any]:
 
 def _embed_texts(flags: EmbedFlags) -> None:
     """Embed the texts of `--texts`, each once; the class of each is the text itself."""
+    import numpy as np
+
+    from tfdml.embeddings.files import EmbeddingFolder, ImageTable
+    from tfdml.evaluation.views import ViewItems
+
     if flags.texts == "column":
         lines = [
             text
@@ -166,6 +173,13 @@ def _embed_texts(flags: EmbedFlags) -> None:
 
 def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     """Return the images that the flags mean, and what the manifest records of them."""
+    import numpy as np
+
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.data.images import FileImages
+    from tfdml.embeddings.files import ImageTable
+    from tfdml.embeddings.passes import EmbeddingPass, images_of
+
     sizes = flags.batch_size, flags.rows_per_file
     if flags.input:
         images = images_of(flags.input)

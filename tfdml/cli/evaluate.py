@@ -46,32 +46,25 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
 from absl import logging
 
-from tfdml import evaluation
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
-from tfdml.data.dataset import ImageDataset
-from tfdml.embeddings.backends import EmbeddingBackend
-from tfdml.embeddings.files import StoredEmbeddings, holds_embeddings, read_embeddings
 from tfdml.errors import UserError
-from tfdml.evaluation.classification import KINDS
-from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
-from tfdml.evaluation.relevance import images_to_search
-from tfdml.evaluation.views import ViewItems
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
-from tfdml.report import Run, read_run, write_report
-from tfdml.report.runs import metric_name, metric_order
-from tfdml.results import compare_queries
-from tfdml.retrieval import is_gallery
 from tfdml.training import RunFolder
-from tfdml.training.images import split_training_classes
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.embeddings.backends import EmbeddingBackend
+    from tfdml.embeddings.files import StoredEmbeddings
 
 _ALONE = "no compare"
 _IMAGES = "dataset or features or embeds"
@@ -150,16 +143,22 @@ class EvaluateFlags(DataFlags):
     @condition("a model as --model")
     def embeds(self) -> bool:
         """Whether images are embedded."""
+        from tfdml.embeddings.files import holds_embeddings
+
         return not self.compare and not holds_embeddings(self.model)
 
     @condition("a head as --model")
     def has_head(self) -> bool:
         """Whether the model may be a head."""
+        from tfdml.embeddings.files import holds_embeddings
+
         return not holds_embeddings(self.model)
 
 
 def evaluate(flags: EvaluateFlags) -> None:
     """Evaluate as the flags say."""
+    from tfdml.retrieval import is_gallery
+
     if bool(flags.model) == bool(flags.compare):
         raise UserError(
             "--compare takes the place of --model" if flags.model else "--model is missing"
@@ -182,6 +181,10 @@ def evaluate(flags: EvaluateFlags) -> None:
 def _compared(folders: Sequence[str]) -> dict[str, Any]:
     """Print how runs compare with the first, query by query, and return the differences for
     JSON."""
+    from tfdml.report import read_run
+    from tfdml.report.runs import metric_name, metric_order
+    from tfdml.results import compare_queries
+
     if len(folders) < 2:
         raise UserError("--compare: name at least two runs")
     reference, *others = map(read_run, folders)
@@ -232,6 +235,9 @@ class _Split:
     """
 
     def __init__(self, flags: EvaluateFlags):
+        from tfdml.embeddings.files import holds_embeddings, read_embeddings
+        from tfdml.evaluation.views import ViewItems
+
         self.flags, self.items = flags, None
         self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
         if self.stored and flags.report and not flags.dataset:
@@ -283,6 +289,8 @@ class _Split:
 
 def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
     """Refuse embeddings of another number of images or, as far as labels show it, of others."""
+    import numpy as np
+
     what = f"{dataset.name} ({dataset.split})"
     if len(part) != len(dataset):
         raise UserError(
@@ -300,6 +308,12 @@ def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
 
 def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
+    import numpy as np
+
+    from tfdml import evaluation
+    from tfdml.evaluation.classification import KINDS
+    from tfdml.report import Run, write_report
+
     target = {}
     if flags.target:
         target = evaluation.target_of(
@@ -342,6 +356,10 @@ _Measures = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _retrieval(split: _Split) -> _Measures:
+    from tfdml import evaluation
+    from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
+    from tfdml.evaluation.relevance import images_to_search
+
     flags = split.flags
     options: dict[str, Any] = {
         "distance": flags.distance,
@@ -422,6 +440,8 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
         name: The data set.
         model: The folder of the run; another model, or another data set, has held out none.
     """
+    from tfdml.training.images import split_training_classes
+
     if not (Path(model) / "flags.txt").is_file():
         return train
     experiment = RunFolder(model).load_experiment()
@@ -432,6 +452,10 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
 
 
 def _verification(split: _Split) -> _Measures:
+    import numpy as np
+
+    from tfdml import evaluation
+
     distance = split.flags.distance
     searched: dict[str, Any] = {"embeddings": split.embeddings, "labels": split.images.labels}
     if split.items:
@@ -460,6 +484,10 @@ def _verification(split: _Split) -> _Measures:
 def _classification(split: _Split) -> _Measures:
     """Measure a gallery of every second image of the first half of the classes; the other classes
     are unknown to it."""
+    import numpy as np
+
+    from tfdml import evaluation
+
     flags, embeddings = split.flags, split.embeddings
     if split.items:
         return _zero_shot(split)
@@ -489,6 +517,10 @@ def _classification(split: _Split) -> _Measures:
 
 
 def _zero_shot(split: _Split) -> _Measures:
+    import numpy as np
+
+    from tfdml import evaluation
+
     flags, images = split.flags, split.images
     assert split.items is not None
     names = [images.class_names[label] for label in images.classes.tolist()]

@@ -31,27 +31,26 @@ before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery 
 not trained on, where they can show it. Searches then have the outputs accepted and known.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdml import data
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import check_ended
 from tfdml.errors import UserError
-from tfdml.evaluation import target_of
-from tfdml.evaluation.classification import TARGETS
-from tfdml.export.exporter import export_run
 from tfdml.export.options import ExportOptions
-from tfdml.export.retriever import Retriever
-from tfdml.export.saved_model import check_backend
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, require_local
 from tfdml.options import changed, condition, fields_of, option
+
+if TYPE_CHECKING:
+    from tfdml import data
 
 _FROM_RUN = "no embedder"
 _OF_DATASET = "gallery and gallery_dataset"
@@ -136,6 +135,11 @@ class ExportFlags(ExportOptions):
 
 def export(flags: ExportFlags) -> None:
     """Export as the flags say."""
+    from tfdml.evaluation import target_of
+    from tfdml.evaluation.classification import TARGETS
+    from tfdml.export.exporter import export_run
+    from tfdml.export.saved_model import check_backend
+
     options = ExportOptions(**{name: getattr(flags, name) for name in fields_of(ExportOptions)})
     if not (flags.gallery or flags.run_dir):
         raise UserError("--run_dir is missing")
@@ -178,6 +182,8 @@ def _export_gallery(
     Raises:
         UserError: The flags do not go together, an image is bad, or the folder cannot be written.
     """
+    from tfdml.export.retriever import Retriever
+
     if bool(flags.run_dir) == bool(flags.embedder):
         raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
     directory = os.path.expanduser(flags.gallery)
@@ -196,6 +202,8 @@ def _export_gallery(
 
 def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDataset]:
     """Return the images that the flags mean."""
+    from tfdml import data
+
     if not flags.gallery_dataset:
         return [data.load("folder", directory, "all")]
     arguments = flags.gallery_dataset_options

@@ -20,9 +20,7 @@ import os
 from typing import ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
-from tfdml.embeddings import read_embeddings
 from tfdml.options import option
-from tfdml.retrieval import connect, index_embeddings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +42,9 @@ class IndexFlags(CommandFlags):
 
 def index(flags: IndexFlags) -> None:
     """Index as the flags say."""
+    from tfdml.embeddings import read_embeddings
+    from tfdml.retrieval import connect, index_embeddings
+
     # The address first: reading names may take a while.
     with connect(flags.to) as gallery:
         stored = read_embeddings(os.path.expanduser(flags.embeddings))
@@ -67,4 +68,6 @@ def index(flags: IndexFlags) -> None:
             print(f"the gallery holds {others:,} more rows, of other embeddings")
 
 
-COMMAND = Command("index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"})
+COMMAND = Command(
+    "index", index, Flags(IndexFlags), __doc__, flag_of={"uri": "to"}, needs_tensorflow=False
+)

@@ -1,25 +1,23 @@
 """The flags by which commands name a model and the images that it embeds; what a gallery is."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdml import data
-from tfdml.cli.command_line import CommandFlags
-from tfdml.data.dataset import ImageDataset, check
-from tfdml.embeddings.backends import EmbeddingBackend, epochs_missing, load_backend
-from tfdml.embeddings.files import holds_embeddings
-from tfdml.embeddings.model_card import served_version
+from tfdml.cli.command_line import CommandFlags, load_tensorflow
 from tfdml.errors import UserError
-from tfdml.export.retriever import RETRIEVER_CARD
 from tfdml.expressions import Arguments
 from tfdml.options import option
-from tfdml.retrieval import is_gallery
-from tfdml.training import RunFolder, workers
-from tfdml.training.images import vector_splits
+from tfdml.training import RunFolder
+
+if TYPE_CHECKING:
+    from tfdml.data.dataset import ImageDataset
+    from tfdml.embeddings.backends import EmbeddingBackend
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +88,8 @@ class DataChoice:
 
     @functools.cached_property
     def _vectors(self) -> dict[str, ImageDataset]:
+        from tfdml.training.images import vector_splits
+
         options = {**self.options}
         if not self.trained_on:
             options.setdefault("test_fraction", None)
@@ -107,6 +107,9 @@ class DataChoice:
 
     def load(self, split: str) -> ImageDataset:
         """One split."""
+        from tfdml import data
+        from tfdml.data.dataset import check
+
         if self.features:
             side = self._vectors.get("train" if split == "train" else "test")
             if side is None:
@@ -166,6 +169,8 @@ def _check_model(model: str, unfinished: bool) -> None:
 
 def check_ended(run: str, unfinished: bool) -> None:
     """Refuse a run that has not ended, unless `unfinished`."""
+    from tfdml.embeddings.backends import epochs_missing
+
     if run and not unfinished and (missing := epochs_missing(run)):
         raise UserError(
             f"{run} has not ended: it has trained {missing}; resume it (tfdml train "
@@ -176,8 +181,12 @@ def check_ended(run: str, unfinished: bool) -> None:
 
 def load_source(flags: ModelFlags) -> EmbeddingBackend:
     """Return the model of the flags, loaded."""
+    from tfdml.embeddings.backends import load_backend
+    from tfdml.training import workers
+
     if not flags.model:
         raise UserError("--model is missing")
+    load_tensorflow()
     model = os.path.expanduser(flags.model)
     _check_model(model, flags.unfinished)
     if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
@@ -189,10 +198,20 @@ def load_source(flags: ModelFlags) -> EmbeddingBackend:
 def kind_of_gallery(gallery: str) -> str:
     """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another
     folder, of `images`."""
+    from tfdml.embeddings.files import holds_embeddings
+    from tfdml.retrieval import is_gallery
+
     if is_gallery(gallery):
         return "database"
     path = Path(gallery).expanduser()
     if not path.is_dir() or holds_embeddings(path):
         return "embeddings"
+    return _kind_of_folder(path)
+
+
+def _kind_of_folder(path: Path) -> str:
+    from tfdml.embeddings.model_card import served_version
+    from tfdml.export.retriever import RETRIEVER_CARD
+
     version = served_version(path)
     return "retriever" if version and (version / RETRIEVER_CARD).is_file() else "images"

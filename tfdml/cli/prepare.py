@@ -13,10 +13,7 @@ import os
 import time
 from typing import ClassVar
 
-from tfdml import data
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
-from tfdml.data import preparation
-from tfdml.data.catalog import SPLITS
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
@@ -61,6 +58,10 @@ class PrepareFlags(CommandFlags):
 
 def prepare(flags: PrepareFlags) -> None:
     """Do what the flags say."""
+    from tfdml import data
+    from tfdml.data import preparation
+    from tfdml.data.catalog import SPLITS
+
     if flags.download:
         _download(flags)
     if not (flags.out or flags.check_only):
@@ -99,6 +100,8 @@ def prepare(flags: PrepareFlags) -> None:
 
 
 def _download(flags: PrepareFlags) -> None:
+    from tfdml.data import preparation
+
     if not flags.data_dir:
         raise UserError("--data_dir is missing")
     name, data_dir = flags.dataset, flags.data_dir

@@ -26,30 +26,26 @@ refused.
 --out is a .parquet or .csv file with a row for each neighbor.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
-from tfdml.arguments import number
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import Command, Flags, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.data import ImageDataset
-from tfdml.data.dataset import check
-from tfdml.data.images import FileImages, VectorImages
-from tfdml.data.readers.tables import images_named
-from tfdml.embeddings.files import check_same_model, holds_embeddings, read_embeddings
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import Calibration
-from tfdml.export.exporter import calibration_of_file
-from tfdml.export.retriever import Retriever
 from tfdml.io.files import as_named, require_writable
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
-from tfdml.results import RetrievalResults
-from tfdml.retrieval import connect
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tfdml.data import ImageDataset
+    from tfdml.evaluation import Calibration
+    from tfdml.results import RetrievalResults
 
 _EMBEDS_ITSELF = ("retriever", "images")
 
@@ -100,15 +96,12 @@ class SearchFlags(ModelFlags):
         return kind_of_gallery(self.gallery or "") == "embeddings"
 
 
-# The results, the distance, the number of images of the gallery, and its own threshold.
-_Answer = tuple[RetrievalResults, str, int, Calibration | None]
-# The names of the queries, their vectors, their classes (None: not known), and the fingerprint of
-# their model.
-_Queries = tuple[list[str], np.ndarray, np.ndarray | None, str]
-
-
 def search(flags: SearchFlags) -> None:
     """Search as the flags say."""
+    import numpy as np
+
+    from tfdml.evaluation import Calibration
+
     if flags.out:
         require_writable(flags.out, "out")
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
@@ -142,6 +135,9 @@ def search(flags: SearchFlags) -> None:
 def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
     """Return the largest distance of a neighbor, or the threshold of a file; None for that of the
     gallery itself."""
+    from tfdml.arguments import number
+    from tfdml.results import calibration_of_file
+
     text = flags.max_distance
     if text == "calibrated":
         if flags.text:
@@ -165,7 +161,8 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
 
 def _print(results: RetrievalResults) -> None:
     named = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
-    for row in results.table.to_pylist():
+    for values in zip(*results.columns.values(), strict=True):
+        row = dict(zip(results.columns, values, strict=True))
         if row["rank"] == 1:
             print(row["query"])
         if row["id"] is not None:
@@ -176,35 +173,43 @@ def _print(results: RetrievalResults) -> None:
     itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
     if itself.any():
         print(f"{itself.sum():,} queries find their own image, which counts")
-    if "relevant" in results.table.column_names and results.column("num_relevant").any():
+    if "relevant" in results.columns and results.column("num_relevant").any():
         first = (results.column("rank") == 1) & (results.column("num_relevant") > 0)
         print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")
 
 
 def _holds_images(queries: Sequence[str]) -> bool:
+    from tfdml.embeddings.files import holds_embeddings
+
     return bool(queries) and (
         len(queries) != 1 or not holds_embeddings(os.path.expanduser(queries[0]))
     )
 
 
 def _paths(flags: SearchFlags) -> list[str]:
+    from tfdml.data.readers.tables import images_named
+
     return [path for text in flags.queries for path in images_named("queries", text)]
 
 
-def _embedded(flags: SearchFlags) -> _Queries:
+def _embedded(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
+    """Return the names of the queries, their vectors, classes (None: not known) and model."""
     if flags.text:
         source = load_source(flags)
         return [flags.text], source.embed_texts([flags.text]), None, source.fingerprint()
     if not _holds_images(flags.queries):
-        read = read_embeddings(os.path.expanduser(flags.queries[0]))
-        vectors, model = np.asarray(read.embeddings), read.model
-        if flags.model:
-            dataset = ImageDataset(
-                "queries", "all", VectorImages(vectors), np.zeros(len(vectors), np.int64)
-            )
-            head = load_source(flags)
-            vectors, model = head.embed(dataset, flags.batch_size), head.fingerprint()
-        return list(read.names), vectors, read.classes, model
+        return _stored(flags)
+    return _images(flags)
+
+
+def _images(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
+    import numpy as np
+
+    from tfdml.data import ImageDataset
+    from tfdml.data.dataset import check
+    from tfdml.data.images import FileImages
+
+    load_tensorflow()
     paths = _paths(flags)
     dataset = check(
         ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64))
@@ -213,7 +218,34 @@ def _embedded(flags: SearchFlags) -> _Queries:
     return paths, source.embed(dataset, flags.batch_size), None, source.fingerprint()
 
 
-def _in_database(flags: SearchFlags) -> _Answer:
+def _stored(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
+    import numpy as np
+
+    from tfdml.embeddings.files import read_embeddings
+
+    read = read_embeddings(os.path.expanduser(flags.queries[0]))
+    if not flags.model:
+        return list(read.names), np.asarray(read.embeddings), read.classes, read.model
+    head = load_source(flags)
+    vectors = head.embed(_as_images(read.embeddings), flags.batch_size)
+    return list(read.names), vectors, read.classes, head.fingerprint()
+
+
+def _as_images(vectors: np.ndarray) -> ImageDataset:
+    import numpy as np
+
+    from tfdml.data import ImageDataset
+    from tfdml.data.images import VectorImages
+
+    images = VectorImages(np.asarray(vectors))
+    return ImageDataset("queries", "all", images, np.zeros(len(vectors), np.int64))
+
+
+def _in_database(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
+    """Return the results, the distance, how many images the gallery has, and its threshold."""
+    from tfdml.results import RetrievalResults
+    from tfdml.retrieval import connect
+
     names, vectors, _, model = _embedded(flags)
     with connect(flags.gallery) as gallery:
         neighbors = gallery.search(vectors, flags.k, model=model)
@@ -233,7 +265,12 @@ def _in_database(flags: SearchFlags) -> _Answer:
     )
 
 
-def _in_embeddings(flags: SearchFlags) -> _Answer:
+def _in_embeddings(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
+    import numpy as np
+
+    from tfdml.embeddings.files import check_same_model, read_embeddings
+    from tfdml.results import RetrievalResults
+
     path = os.path.expanduser(flags.gallery)
     stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
     same = bool(flags.queries) and os.path.realpath(
@@ -264,7 +301,12 @@ def _in_embeddings(flags: SearchFlags) -> _Answer:
     )
 
 
-def _in_retriever(flags: SearchFlags) -> _Answer:
+def _in_retriever(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
+    from tfdml.embeddings.files import check_same_model
+    from tfdml.export.retriever import Retriever
+    from tfdml.results import RetrievalResults
+
+    load_tensorflow()
     retriever = Retriever.load(os.path.expanduser(flags.gallery))
     queries: Any
     if _holds_images(flags.queries):
@@ -281,4 +323,11 @@ def _in_retriever(flags: SearchFlags) -> _Answer:
     return results, "euclidean", len(retriever), retriever.calibration
 
 
-COMMAND = Command("search", search, Flags(SearchFlags), __doc__, flag_of={"uri": "gallery"})
+COMMAND = Command(
+    "search",
+    search,
+    Flags(SearchFlags),
+    __doc__,
+    flag_of={"uri": "gallery"},
+    needs_tensorflow=False,
+)

@@ -20,9 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags
-from tfdml.cluster.ray_session import import_ray
 from tfdml.cluster.settings import ServeSettings
-from tfdml.embeddings.model_card import served_version
 from tfdml.errors import UserError
 from tfdml.options import option
 
@@ -43,6 +41,9 @@ class ServeFlags(CommandFlags):
 
 def serve(flags: ServeFlags, settings: ServeSettings) -> None:
     """Serve as the flags say."""
+    from tfdml.cluster.ray_session import import_ray
+    from tfdml.embeddings.model_card import served_version
+
     folder = Path(os.path.expanduser(flags.model)).absolute()
     name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):

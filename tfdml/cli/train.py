@@ -20,25 +20,27 @@ The run folder holds flags.txt, data.json, environment.json, metrics.jsonl, resu
 checkpoints/, embedder.keras, tensorboard/ and report/index.html.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
-from tfdml.cli.command_line import Command, CommandFlags, Flags
+from tfdml.cli.command_line import Command, CommandFlags, Flags, load_tensorflow
 from tfdml.cluster.settings import ClusterSettings
-from tfdml.cluster.training import train_on_cluster
 from tfdml.errors import UserError
 from tfdml.io.files import as_named
 from tfdml.options import Settings, flag_text, option, values_of
-from tfdml.report import write_run_report
-from tfdml.training import RunFolder, TrainingRun, settings, trainer
+from tfdml.training import RunFolder, settings
 from tfdml.training.interruption import Interrupted
 from tfdml.training.settings import Experiment
-from tfdml.training.workers import rank_and_count
+
+if TYPE_CHECKING:
+    from tfdml.training import TrainingRun
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,11 +90,16 @@ def _drafts(values: Flags) -> list[Settings]:
 
 
 def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
+    from tfdml.training.workers import rank_and_count
+
     flags, cluster = values.settings(TrainFlags), values.settings(ClusterSettings)
     given = values.given(Experiment)
     folder = RunFolder(str(given.get("run_dir", "")))
     # Of several hosts, those that do not write may not see the folder.
-    elsewhere = (rank_and_count()[0] > 0 or cluster.cluster) and not folder.path.exists()
+    elsewhere = False
+    if flags.resume and not folder.path.exists():
+        load_tensorflow()
+        elsewhere = rank_and_count()[0] > 0 or bool(cluster.cluster)
     if flags.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
         return dataclasses.replace(folder.load_experiment(), **given), flags, cluster
     new = _new_settings(values)
@@ -106,6 +113,10 @@ def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
 
 def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -> None:
     """Run the experiment that the flags describe."""
+    from tfdml.cluster.training import train_on_cluster
+    from tfdml.report import write_run_report
+    from tfdml.training import trainer
+
     if flags.dry_run:
         print(trainer.describe(experiment))
         return

@@ -13,11 +13,11 @@ _PARTS = {
         "convert_litert",
         "convert_onnx",
     ),
-    "tfdml.export.options": ("ExportOptions",),
     "tfdml.export.exporter": (
         "export_model",
         "export_run",
     ),
+    "tfdml.export.options": ("ExportOptions",),
     "tfdml.export.retriever": (
         "Gallery",
         "Retriever",

@@ -32,6 +32,7 @@ from tfdml.export.options import ExportOptions
 from tfdml.flags import parse_flags
 from tfdml.io.files import read_json, write_json
 from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
+from tfdml.results import calibration_of_file
 from tfdml.training import RunFolder
 from tfdml.training.images import load_splits
 from tfdml.training.settings import DataSettings, Experiment
@@ -416,30 +417,6 @@ def choose_calibration(
         )
     report(str(calibration))
     return calibration
-
-
-def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Calibration:
-    """Return the threshold in a JSON file that `tfdml evaluate` wrote.
-
-    Args:
-        path: The file.
-        queries: What it is compared with images by: `"images"` or `"texts"`.
-
-    Raises:
-        UserError: There is none, it is of training classes or of other queries, or damaged.
-    """
-    file = read_json(path)
-    if "calibration" not in file or file.get("split") == "train":
-        raise UserError(
-            f"{path} has no threshold of held-out classes: write one with tfdml evaluate and "
-            "`target`"
-        )
-    if file.get("queries", "images") != queries:
-        raise UserError(
-            f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of "
-            f"{queries}"
-        )
-    return Calibration.from_dict(file["calibration"], path)
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:

@@ -19,7 +19,8 @@ from tfdml.evaluation.relevance import Relevance, retrieval_task
 from tfdml.evaluation.retrieval import nearest_left
 from tfdml.flags import parse_flags
 from tfdml.io.files import fields, parse_json, read_json
-from tfdml.results import QUERIES_FILE, QueryValues
+from tfdml.results import QueryValues
+from tfdml.training.run_folder import QUERIES_FILE
 
 # Numbers of results that count images and measure nothing.
 COUNTS = ("num_queries", "num_gallery", "queries_without_match")

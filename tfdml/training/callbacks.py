@@ -17,7 +17,7 @@ from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.io.files import flat, write_lines
-from tfdml.training import checkpoints
+from tfdml.training import checkpoints, run_folder
 from tfdml.training.build import Components
 from tfdml.training.interruption import Interruption
 from tfdml.training.optimizers import averaged
@@ -260,7 +260,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             return
         self.selected = [ops.convert_to_numpy(weight) for weight in self.model.embedder_weights]
         if self._processes.is_chief:
-            self.folder.save_embedders(self.model)
+            checkpoints.save_embedders(self.folder, self.model)
 
     def _stop_if_asked(self) -> None:
         self._interruption.agree(self._processes)
@@ -291,7 +291,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         )
 
     def _how_to_start_again(self) -> str:
-        last = checkpoints.list_checkpoints(self.folder.checkpoints)[-1:]
+        last = run_folder.list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(
             f", in a new run from its last weights: --start_from={path} --run_dir=NEW"
             for path in last

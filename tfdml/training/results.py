@@ -28,8 +28,9 @@ from tfdml.models.inference import compiled
 from tfdml.results import QueryValues
 from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
-from tfdml.training.checkpoints import RunFolder, TrainingState
+from tfdml.training.checkpoints import TrainingState
 from tfdml.training.images import Splits, load_splits, make_transforms
+from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import (
     PAIR_METRICS,
     USUAL_METRICS,
@@ -403,7 +404,7 @@ def write_results(
         for warning in saturation_warnings(records, selection, experiment.selection_metric):
             logging.warning("%s", warning)
         logging.info("the embedder is that of epoch %d", epoch)
-        folder.save_embedders(learner)
+        checkpoints.save_embedders(folder, learner)
         if splits.test is not None:
             logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}

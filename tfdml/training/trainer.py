@@ -35,7 +35,6 @@ from tfdml.training.build import (
     whitening,
 )
 from tfdml.training.callbacks import TrainingMonitor
-from tfdml.training.checkpoints import MAY_DIFFER, RunFolder
 from tfdml.training.choices import Neighbors, Whitened
 from tfdml.training.interruption import Interrupted, Interruption
 from tfdml.training.optimizers import averaged
@@ -47,6 +46,7 @@ from tfdml.training.results import (
     selection_warnings,
     write_results,
 )
+from tfdml.training.run_folder import MAY_DIFFER, RunFolder
 from tfdml.training.settings import MOST_CLASSES, EvaluationSettings, Experiment
 from tfdml.training.watching import check_logger, logger_of
 from tfdml.version import __version__, installed
