@@ -90,8 +90,6 @@ def _drafts(values: Flags) -> list[Settings]:
 
 
 def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
-    from tfdml.training.workers import rank_and_count
-
     flags, cluster = values.settings(TrainFlags), values.settings(ClusterSettings)
     given = values.given(Experiment)
     folder = RunFolder(str(given.get("run_dir", "")))
@@ -99,6 +97,8 @@ def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
     elsewhere = False
     if flags.resume and not folder.path.exists():
         load_tensorflow()
+        from tfdml.training.workers import rank_and_count
+
         elsewhere = rank_and_count()[0] > 0 or bool(cluster.cluster)
     if flags.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
         return dataclasses.replace(folder.load_experiment(), **given), flags, cluster
