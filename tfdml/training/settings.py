@@ -542,9 +542,9 @@ class RunSettings(Settings):
     )
     deterministic: bool = option(
         True,
-        help="On a CPU, run one operation at a time (each on all cores), so that the same run "
-        "gives the same bits. Without it training is up to a fifth faster. On JAX a CPU gives the "
-        "same bits either way.",
+        help="On a CPU, run one operation at a time (each on all cores), and sum gradients in one "
+        "order, so that the same run gives the same bits. Without it training is up to a fifth "
+        "faster. On JAX a CPU gives the same bits either way.",
     )
     logical_devices: int = option(
         0,

@@ -27,7 +27,12 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
-from tfdml.workarounds import bound_waiting, forget_layout, multi_worker_strategy
+from tfdml.workarounds import (
+    bound_waiting,
+    forget_layout,
+    multi_worker_strategy,
+    sum_gradients_in_order,
+)
 
 BACKENDS = ("tensorflow", "jax")
 # Bytes that are sent at once.
@@ -420,15 +425,18 @@ def one_operation_at_a_time() -> None:
     """Make CPU training reproducible bit by bit.
 
     Operations that run side by side share threads, and some then sum in another order; one at a
-    time, each still using every core, none does. To be called before TensorFlow does anything else;
-    a GPU is not affected.
+    time, each still using every core, none does. Gradients are summed in one order. To be called
+    before TensorFlow does anything else; a GPU is not affected.
     """
     if keras.backend.backend() != "tensorflow" or tf.config.list_physical_devices("GPU"):
         return
+    sum_gradients_in_order()
     try:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:
-        logging.warning("TensorFlow runs already: --deterministic has no effect in this process")
+        logging.warning(
+            "TensorFlow runs already: --deterministic may not give the same bits in this process"
+        )
 
 
 class ClassParallel(keras.distribution.DataParallel):
