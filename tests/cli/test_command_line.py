@@ -12,7 +12,9 @@ from tests.cli.commands import load
 from tests.docs.files import write_photos
 from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, Flags
+from tfdml.expressions import Terms
 from tfdml.io import files
+from tfdml.objectives.terms import build_objectives
 
 RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
 BY_CLASS = "--sampling=class_balanced or hierarchical or neighbors"
@@ -66,6 +68,22 @@ def test_a_flag_in_vain_on_the_command_line_is_an_error(
     assert not list(tmp_path.iterdir())
     if more is not None:
         command.parse([*words, *more])
+
+
+def test_a_text_is_parsed_once(monkeypatch):
+    texts, parse = [], Terms.parse
+
+    def counted(text, argument):
+        texts.append(text)
+        return parse(text, argument)
+
+    monkeypatch.setattr(Terms, "parse", counted)
+    command = load("train")
+    command.parse(["--objectives=contrastive(margin=0.3)", "--run_dir=runs/any"])
+    experiment, *_ = command.settings(command.flags)
+    (objective,) = build_objectives(experiment.objectives)
+    assert objective.loss.margin == 0.3
+    assert texts == ["contrastive(margin=0.3)"]
 
 
 def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(tmp_path):

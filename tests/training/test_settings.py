@@ -6,7 +6,12 @@ import dataclasses
 import pytest
 
 from tests.experiments import ROOT
+from tfdml.data import sampling, transforms
 from tfdml.errors import UserError
+from tfdml.models import embedder
+from tfdml.options import fields_of
+from tfdml.training import build, images, optimizers
+from tfdml.training.choices import Augmentation, Head, Hierarchical, HoldoutSampling, Sampling
 from tfdml.training.settings import (
     RECIPES,
     DataSettings,
@@ -106,3 +111,35 @@ def test_few_images_make_longer_epochs_and_executions_divide_them():
     assert (settings.epoch_steps(11), settings.epoch_steps(200)) == (41, 200)
     assert OptimizationSettings(epochs=0, min_steps=100).epoch_steps(7) == 100
     assert OptimizationSettings(steps_per_epoch=5).epoch_steps(7) == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "words"),
+    [
+        (OptimizationSettings, "optimizer", optimizers._CLASSES),
+        (ModelSettings, "pooling", embedder.POOLINGS),
+        (ModelSettings, "batch_norm", embedder.BATCH_NORM_MODES),
+        (DataSettings, "resize_mode", transforms.MODES),
+        (Hierarchical, "weights", sampling.WEIGHTS),
+        (Hierarchical, "short_classes", sampling.SHORT_CLASSES),
+    ],
+)
+def test_the_words_of_a_setting_are_those_of_what_it_builds(kind, name, words):
+    assert set(fields_of(kind)[name].metadata["rules"].words) == set(words)
+
+
+def test_the_augmentations_are_those_of_the_transform():
+    assert set(Augmentation.choices) == set(transforms.KINDS)
+
+
+@pytest.mark.parametrize(
+    ("family", "build"),
+    [
+        (Sampling, images.build_sampler),
+        (HoldoutSampling, images.hold_out),
+        (Head, build.projection),
+    ],
+)
+def test_every_choice_has_what_builds_it(family, build):
+    for name, kind in family.choices.items():
+        assert build.dispatch(kind) is not build.dispatch(object), name

@@ -29,7 +29,7 @@ from tfdml.errors import (
 )
 from tfdml.flags import read_flag_files, typed_words
 from tfdml.io.files import as_named, local_copy
-from tfdml.options import Settings, define_flags, fields_of, flag_name, unmet
+from tfdml.options import Settings, define_flags, fields_of, flag_name, flag_text, unmet
 from tfdml.registry import allow_modules, import_modules, module_names
 from tfdml.training.interruption import Interruption
 
@@ -87,6 +87,18 @@ class Flags(flags.FlagValues):
         """Return those that the command line or a flag file sets."""
         names = [name for name, field in fields_of(kind).items() if self[flag_name(field)].present]
         return {name: value for name, value in self.values(kind).items() if name in names}
+
+    def read_texts(self) -> None:
+        """Parse what is set, once: its flags then have the values of the settings.
+
+        Raises:
+            UserError: A text is none of its type.
+        """
+        for kind in self.kinds:
+            given = self.given(kind)
+            draft = kind.draft(given)
+            for name in given:
+                self[flag_name(fields_of(kind)[name])].value = getattr(draft, name)
 
     def settings(self, kind: type[_Class]) -> _Class:
         """Return settings with the values of the flags.
@@ -177,6 +189,7 @@ class Command:
             flag.value = (
                 list(map(local_copy, value)) if isinstance(value, list) else local_copy(value)
             )
+        self.flags.read_texts()
         typed = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
         for draft in self.drafts(self.flags):
             self._refuse_in_vain(draft, typed)
@@ -184,13 +197,14 @@ class Command:
     def _refuse_in_vain(self, draft: Settings, typed: Set[str]) -> None:
         """Refuse the typed flags that have no effect, and reset those of flag files."""
         for name, error in unmet(draft, self.flags.given(type(draft))):
-            flag = self.flags[flag_name(fields_of(type(draft))[name])]
-            if flag.value in ("", []):  # `--data_dir=` is as good as none
+            field = fields_of(type(draft))[name]
+            flag = self.flags[flag_name(field)]
+            if not flag_text(flag.value):  # `--data_dir=` is as good as none
                 continue
             if not typed.isdisjoint({flag.name, f"no{flag.name}"}):
                 raise error
             # A run's flags.txt holds every setting.
-            if flag.value != flag.default:
+            if flag.value != field.default:
                 text = self.error_text(error)
                 print(f"{self.name}: warning: in a flag file, and ignored: {text}", file=sys.stderr)
             flag.unparse()

@@ -718,9 +718,10 @@ def recipe_for(given: Mapping[str, Any]) -> str:
     weights.
 
     Example:
-        >>> recipe_for({}), recipe_for({"weights": "imagenet"}),
-        ...     recipe_for({"features": "vectors.npz"})
-        ('scratch', 'finetune', 'frozen')
+        >>> recipe_for({}), recipe_for({"weights": "imagenet"})
+        ('scratch', 'finetune')
+        >>> recipe_for({"features": "vectors.npz"})
+        'frozen'
     """
     if given.get("features") or given.get("backbone_rate") == 0:
         return "frozen"
@@ -756,5 +757,5 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     settings = {name: value for name, value in settings.items() if name not in decided}
     together = Experiment.draft({**settings, **given})
     vain = dict(unmet(together, settings))
-    added = {name: value for name, value in settings.items() if name not in vain}
-    return {**added, **given}
+    counted = [name for name in settings if name not in vain]
+    return {name: getattr(together, name) for name in (*counted, *given)}
