@@ -65,6 +65,7 @@ EXCEPTIONS: dict[str, str] = {}
 #: Names of entrances that went, and what is in their place.
 GONE: dict[str, str] = {
     "EFFECTS": "`requires` of a setting",
+    "flag_names": "the flags of a tfdml.cli.command_line.Command",
     "in_vain": "tfdml.options.unmet",
     "sampling_call": "experiment.sampling",
     "head_call": "experiment.head",
