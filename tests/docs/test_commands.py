@@ -12,6 +12,7 @@ from tests.docs.examples import PAGES, ROOT, blocks
 from tfdml.cli import STAGES
 from tfdml.io import files
 from tfdml.objectives.terms import build_objectives
+from tfdml.registry import VARIABLE
 
 OF_ALL = {"flagfile", "help"}
 # Flags of TF Serving, which the page on serving names.
@@ -59,6 +60,7 @@ def test_command_lines_parse(monkeypatch):
     """Of a whole command line every flag must have an effect; what `--objectives` names is
     built."""
     monkeypatch.setattr(files, "in_store", lambda path: False)
+    monkeypatch.setenv(VARIABLE, "")  # what is named here is not for other tests
     own = types.ModuleType("my_own")
     exec(blocks(ROOT / "docs" / "adding_your_own.md")[0].code, vars(own))
     monkeypatch.setitem(sys.modules, "my_own", own)
