@@ -536,7 +536,7 @@ def unmet(settings: Settings, names: Iterable[str]) -> Iterator[tuple[str, UserE
         requires = fields_of(type(settings))[name].metadata["rules"].requires
         if not holds(requires, settings):
             needed = in_words(requires, type(settings))
-            message = f"has no effect: it needs {needed}; add that, or leave it out"
+            message = f"has no effect: it needs {needed}; change that, or leave it out"
             yield name, UserError(message, **{name: flag_text(getattr(settings, name))})
 
 
