@@ -12,6 +12,19 @@ from typing import Any, Literal
 #: Stands for what an exception says, in a message of `user_errors`.
 REASON = "\0"
 _LONGEST = 60
+# Addresses of databases, in whose passwords a slash may stand; and of all else, also with too few
+# slashes: s3://bucket/me@home.jpg has no user.
+_DATABASE = re.compile(r"\b(pgvector|postgres(?:ql)?):[^\s\"<>]*@")
+_USER = re.compile(
+    r"\b([a-z][\w+.-]*):(?://[^/\s\"'<>]*|/{0,3}[^/\s\"'<>:@]*:[^/\s\"'<>]*)@", re.IGNORECASE
+)
+# Options of an address that let others in: ?password=, &X-Amz-Signature=, &sig=, &api_key=.
+_SECRET = "passw(?:or)?d|pwd|token|secret|signature|credential|api_?key|access_?key"
+_OPTION = re.compile(
+    rf"([?&;](?:[\w.%-]*(?:{_SECRET})[\w.%-]*|(?:[\w.%-]*[-_.])?(?:key|sig|auth|pass|user)"
+    r"(?:[-_.][\w.%-]*)?)=|(?<![\w-])password=)[^&;#\s\"'<>]+",
+    re.IGNORECASE,
+)
 # Choices that are listed next to the nearest.
 _MOST_LISTED = 24
 
@@ -36,8 +49,8 @@ class UserError(ValueError):
     """
 
     def __init__(self, message: str, **arguments: Any):
-        super().__init__(message)
-        self.message = message
+        self.message = redact_text(message)
+        super().__init__(self.message)
         self.arguments = arguments
 
     def __reduce__(self):  # a process of a pool hands its errors over
@@ -153,13 +166,18 @@ def short_message(
 
 
 def redact(address: str) -> str:
-    """Return an address without its user and password, however wrong it is written.
+    """Return an address without its user and password, and without the values of options such as
+    `token`, however wrong it is written.
 
     Example:
         >>> redact("pgvector://me:se@cret@db/cars?table=vans")
         'pgvector://db/cars?table=vans'
+        >>> redact("pgvector:/me:se/cret@db/cars")
+        'pgvector://db/cars'
+        >>> redact("https://host/list.csv?size=8&X-Amz-Signature=0a1b")
+        'https://host/list.csv?size=8&X-Amz-Signature=...'
     """
-    return re.sub("://.*@", "://", address, flags=re.DOTALL)
+    return redact_text(re.sub(":/{0,3}(?!/).*@", "://", address, count=1, flags=re.DOTALL))
 
 
 def redact_text(text: str) -> str:
@@ -169,7 +187,9 @@ def redact_text(text: str) -> str:
         >>> redact_text("https://me:secret@host/list.csv, and s3://photos/a@b.jpg")
         'https://host/list.csv, and s3://photos/a@b.jpg'
     """
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+    text = _DATABASE.sub(r"\1://", text)
+    text = _USER.sub(r"\1://", text)
+    return _OPTION.sub(r"\1...", text)
 
 
 def check_positive(**numbers: float) -> None:

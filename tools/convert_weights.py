@@ -30,7 +30,7 @@ import numpy as np
 from tfdml import backbones
 from tfdml.backbones.networks import bn_inception, googlenet, resnet50_v1_5
 from tfdml.errors import UserError, short_message
-from tfdml.io.files import atomic_write, sweep
+from tfdml.io.files import atomic_write, sha256_of, sweep, write_whole
 
 # The classifier, auxiliary classifiers and counters of a checkpoint: left out without complaint.
 _TOP = re.compile(
@@ -265,9 +265,12 @@ def convert_weights(
         print(f"would write {out}")
         return
     sweep(out.parent)  # temporary files of processes that were killed
+    checksum = out.with_name(f"{out.name}.sha256")
+    checksum.unlink(missing_ok=True)
     with atomic_write(out) as temporary:
         model.save_weights(temporary)
         backbones.load_weights(model, str(temporary))
+    write_whole(checksum, f"{sha256_of(out)}  {out.name}\n".encode())
     print(f"written: {out}   (--backbone={architecture} --weights={out})")
 
 

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from tfdml import UserError, backbones
+from tfdml.io.files import sha256_of
 from tfdml.models import Embedder
 
 # Small enough to be quick; every network takes images of this size.
@@ -75,6 +76,26 @@ def test_the_papers_backbones_have_their_published_size(name, scaling, channels,
     assert backbone.model.output_shape == (None, 7, 7, channels)
     assert backbone.model.count_params() == parameters
     assert backbone.ensemble_cut
+
+
+def test_a_changed_byte_is_found_by_the_checksum_next_to_the_weights(tmp_path):
+    model, path = backbones.resolve("conv4(width=4)", 32).model, tmp_path / "x.weights.h5"
+    model.save_weights(path)
+    checksum = tmp_path / "x.weights.h5.sha256"
+    checksum.write_text(f"{sha256_of(path)}  x.weights.h5\n")
+    backbones.load_weights(model, str(path))
+    before = weights_of(model)
+    data = bytearray(path.read_bytes())
+    place = data.find(before[0].tobytes())
+    data[place + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"damaged or was changed"):
+        backbones.load_weights(model, str(path))
+    for actual, expected in zip(weights_of(model), before, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    checksum.write_text("")
+    with pytest.raises(UserError, match=r"damaged or was changed"):
+        backbones.load_weights(model, str(path))
 
 
 @pytest.mark.slow

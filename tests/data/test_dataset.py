@@ -84,16 +84,14 @@ BAD = {
     "jpeg_no_end": (GOOD["jpeg"][:-2], "truncated JPEG"),
     "png_no_end": (GOOD["png"][:-12], "truncated PNG"),
     "webp_short": (GOOD["webp"][:-10], "truncated WebP"),
-    "text": (
-        b"hello, I am no image\n",
-        "not a JPEG, PNG or WebP image: it begins with b'hello, I am",
-    ),
+    "text": (b"hello, I am no image\n", "not a JPEG, PNG or WebP image, but text"),
     "lfs": (
         b"version https://git-lfs.github.com/spec/v1\noid",
-        "it begins with b'version https://git-lfs",
+        "but a pointer of Git LFS; run git lfs pull",
     ),
-    "noise": (b"\x01\xfe\x80\x03" * 40, "it begins with b'\\x01"),
-    "gif": (picture(0, kind="GIF"), "not a JPEG, PNG or WebP image: it begins with b'GIF87a"),
+    "noise": (b"\x01\xfe\x80\x03" * 40, "but of no format that is known here"),
+    "gif": (picture(0, kind="GIF"), "not a JPEG, PNG or WebP image, but a GIF; convert it"),
+    "heic": (b"\0\0\0\x18ftypheic" + bytes(40), "but HEIC, AVIF or a film; convert it"),
     "webp_animated": (
         picture(0, kind="WEBP", save_all=True, append_images=[Image.new("RGB", (40, 30))]),
         "unsupported type: animated WebP",
@@ -110,6 +108,22 @@ def _files(folder, contents: dict[str, bytes]) -> FileImages:
     for path, data in paths.items():
         path.write_bytes(data)
     return FileImages(tuple(map(str, paths)))
+
+
+SECRET = b"hunter:x:0:0:secret"
+
+
+@pytest.mark.parametrize(
+    "start", [b"", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF\x40\0\0\0WEBP"]
+)
+@pytest.mark.parametrize("end", [b"", b"\xff\xda\xff\xd9", b"IEND\xaeB`\x82"])
+def test_no_message_quotes_a_file_that_a_list_names(start, end, tmp_path):
+    data = start + SECRET * 8 + end
+    faults = inspect(_files(tmp_path, {"passwd": data})) + find_faults(_encoded(data))
+    assert len(faults) == 2
+    for fault in faults:
+        assert "hunter" not in fault.reason
+        assert "secret" not in fault.reason
 
 
 def test_good_images_have_no_fault(tmp_path):

@@ -5,11 +5,13 @@ import json
 import shutil
 import zipfile
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.export import models_on_disk
+from tfdml import backbones
 from tfdml.data import EvaluationTransform, evaluation_batches
 from tfdml.data.transforms import resize_to_side
 from tfdml.embeddings import embed
@@ -163,13 +165,15 @@ def test_keras_files_made_to_do_harm(models, tmp_path):
             function={"class_name": "__lambda__", "config": {"code": "4wE="}},
         ),
         "a function of the system": layer("os", "system", command="touch made"),
+        "a preset": layer("tfdml.models", "Embedder", backbone="hub:hf://a/b"),
+        "a vocabulary": layer("keras.layers", "StringLookup", vocabulary="/etc/passwd"),
         "deep": b'{"a":' * 100_000,
         "another model": layer("keras.layers", "Dense", units=3),
     }
     for name, config in crafted.items():
         path = tmp_path / f"{name}.keras"
         rewrite(models.keras, path, config=lambda _, config=config: config)
-        with pytest.raises(UserError, match=r"cannot be loaded|not an Embedder"):
+        with pytest.raises(UserError, match=r"cannot be loaded|not an Embedder|not opened"):
             load_embedder(path)
     assert not (tmp_path / "made").exists()
     data = bytearray(models.keras.read_bytes())
@@ -178,6 +182,28 @@ def test_keras_files_made_to_do_harm(models, tmp_path):
         (tmp_path / "embedder.keras").write_bytes(damaged)
         with pytest.raises(UserError, match=r"cannot be loaded|is damaged"):
             load_embedder(tmp_path / "embedder.keras")
+
+
+PLACES = ("hub:hf://a/b", "hub:kaggle://a/b", "hub:dinov2_small", "hub:/tmp/preset", "conv4")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("load", [load_embedder, keras.saving.load_model])
+def test_a_keras_file_that_names_its_backbone_opens_nothing_else(
+    load, place, models, tmp_path, monkeypatch
+):
+    def named(content):
+        config = json.loads(content)
+        config["config"]["backbone"] = place
+        return json.dumps(config).encode()
+
+    def opened(*_):
+        raise AssertionError("a place is opened")
+
+    monkeypatch.setattr(backbones, "resolve", opened)
+    rewrite(models.keras, tmp_path / "a.keras", config=named)
+    with pytest.raises(UserError, match=f"{place}.*if you trust it"):
+        load(tmp_path / "a.keras")
 
 
 @pytest.mark.parametrize("mode", ["squash", "shorter", "pad"])

@@ -2,9 +2,11 @@
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -210,11 +212,14 @@ def _plain(name: str) -> str:
 def load_weights(model: keras.Model, path: str) -> None:
     """Load a `.weights.h5` file into a model, all of it or nothing.
 
-    Keras passes over what a file has beyond the model; here a file must fit exactly.
+    Keras passes over what a file has beyond the model; here a file must fit exactly. HDF5 has no
+    checksum of its own: the SHA-256 is compared with `<path>.sha256` where that is there.
 
     Raises:
-        UserError: The file is not one of Keras weights, or belongs to another architecture.
+        UserError: The file is not one of Keras weights, belongs to another architecture, or is not
+            the one of its checksum.
     """
+    _check_sum(path)
     # h5py raises whatever the damaged place of a file brings about.
     damaged = user_errors(
         Exception, f"`weights`: {path} is not an HDF5 file of Keras weights ({REASON})"
@@ -231,6 +236,22 @@ def load_weights(model: keras.Model, path: str) -> None:
         raise UserError(f"`weights`: {path} does not fit {model.name} (another width, or a top?)")
     with user_errors(Exception, f"`weights`: {path} does not fit {model.name}: {REASON}"):
         model.load_weights(path)
+
+
+def _check_sum(path: str) -> None:
+    """Compare a file with the checksum next to it, as `sha256sum` writes it."""
+    beside = Path(f"{path}.sha256")
+    if not beside.is_file():
+        return
+    with user_errors(OSError, f"`weights`: {path} cannot be read: {REASON}"):
+        expected = beside.read_text("utf-8", "replace").split()
+        with open(path, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found not in expected[:1]:
+        raise UserError(
+            f"`weights`: {path} has another SHA-256, {found[:12]}..., than {beside} states: it is "
+            "damaged or was changed; fetch it again, or remove that file"
+        )
 
 
 def _is_weight(key: str, item) -> bool:

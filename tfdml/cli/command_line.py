@@ -23,12 +23,11 @@ from tfdml.errors import (
     REASON,
     UserError,
     quiet_errors,
-    redact_text,
     short_message,
     user_errors,
 )
 from tfdml.flags import read_flag_files, typed_words
-from tfdml.io.files import as_named, local_copy
+from tfdml.io.files import local_copy, printable
 from tfdml.options import Settings, define_flags, fields_of, flag_name, flag_text, unmet
 from tfdml.registry import allow_modules, import_modules, module_names
 from tfdml.training.interruption import Interruption
@@ -284,7 +283,7 @@ class Formatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        return self._command.as_flags(redact_text(as_named(super().format(record))))
+        return self._command.as_flags(printable(super().format(record)))
 
 
 def run(command: Command, words: Sequence[str]) -> None:
@@ -356,10 +355,8 @@ def load_tensorflow() -> None:
 
 
 def _fail(command: Command, message: str) -> None:
-    print(
-        f"{command.name}: error: {redact_text(as_named(' '.join(message.splitlines())))}",
-        file=sys.stderr,
-    )
+    line = printable(" ".join(message.splitlines()))
+    print(f"{command.name}: error: {line}", file=sys.stderr)
     sys.exit(2)
 
 

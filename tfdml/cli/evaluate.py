@@ -54,7 +54,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
-from tfdml.io.files import as_named, require_writable, write_json
+from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
 from tfdml.training import RunFolder
@@ -175,7 +175,7 @@ def evaluate(flags: EvaluateFlags) -> None:
     if flags.json:
         write_json(flags.json, result)
     for path in filter(None, (flags.json, flags.report)):
-        print(f"written: {as_named(path)}")
+        print(f"written: {printable(path)}")
 
 
 def _compared(folders: Sequence[str]) -> dict[str, Any]:
@@ -323,7 +323,7 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
     size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
     size += f", {len(split.items.texts):,} texts" if split.items else ""
-    print(f"{as_named(flags.model)} on {split.name}{part}: {size}")
+    print(f"{printable(flags.model)} on {split.name}{part}: {size}")
     result = {
         "model": flags.model,
         "dataset": split.name,

@@ -46,7 +46,7 @@ from tfdml.cli.model_flags import check_ended
 from tfdml.errors import UserError
 from tfdml.export.options import ExportOptions
 from tfdml.expressions import Arguments
-from tfdml.io.files import as_named, require_local
+from tfdml.io.files import printable, require_local
 from tfdml.options import changed, condition, fields_of, option
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def export(flags: ExportFlags) -> None:
         )
         return
     version = export_run(run, flags.out, options, moments, data_dir, report, *changes)
-    print(f"version: {as_named(version)}")
+    print(f"version: {printable(version)}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {flags.out}.")
 
@@ -197,7 +197,7 @@ def _export_gallery(
         embedder = flags.embedder or export_embedder(folder)
         built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)
     print(f"{len(built):,} items of {built.card['classes']:,} classes")
-    print(f"version: {as_named(built.path)}")
+    print(f"version: {printable(built.path)}")
 
 
 def _gallery_images(flags: ExportFlags, directory: str) -> list[data.ImageDataset]:

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdml.cli.command_line import Command, Flags, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import as_named, require_writable
+from tfdml.io.files import printable, require_writable
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
 
@@ -129,7 +129,7 @@ def search(flags: SearchFlags) -> None:
     _print(results)
     if flags.out:
         results.write(flags.out)
-        print(f"written: {as_named(flags.out)}")
+        print(f"written: {printable(flags.out)}")
 
 
 def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:

@@ -33,7 +33,7 @@ from absl import logging
 from tfdml.cli.command_line import Command, CommandFlags, Flags, load_tensorflow
 from tfdml.cluster.settings import ClusterSettings
 from tfdml.errors import UserError
-from tfdml.io.files import as_named
+from tfdml.io.files import printable
 from tfdml.options import Settings, flag_text, option, values_of
 from tfdml.training import RunFolder, settings
 from tfdml.training.interruption import Interrupted
@@ -130,7 +130,7 @@ def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -
         else:
             run = trainer.train(experiment, flags.resume, finish=flags.finish)
     except Interrupted as stop:
-        print(f"train: {as_named(str(stop))}", file=sys.stderr)
+        print(f"train: {printable(str(stop))}", file=sys.stderr)
         sys.exit(stop.status)
     if run is None:
         print("\nThis process has done its part; the first one of them writes the run.")
@@ -146,7 +146,7 @@ def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():
-            print(f"  {name:<12} {as_named(path)}")
+            print(f"  {name:<12} {printable(path)}")
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:

@@ -421,6 +421,20 @@ _NAMED_IN_MESSAGES = 3
 # Enough for any format's signature, and to show what another file is.
 _HEAD = 32
 _TAIL = 256
+# What other files begin with, and what a message says of them.
+_OTHER_KINDS = {
+    b"GIF8": "a GIF; convert it",
+    b"BM": "a BMP; convert it",
+    b"II*\0": "a TIFF; convert it",
+    b"MM\0*": "a TIFF; convert it",
+    b"8BPS": "a PSD; convert it",
+    b"%PDF": "a PDF; convert it",
+    b"PK\3\4": "a zip archive; unpack it",
+    b"\x1f\x8b": "a gzip archive; unpack it",
+    b"version https://git-lfs": "a pointer of Git LFS; run git lfs pull",
+    b"<": "HTML or XML",
+}
+_TEXT = {*range(32, 127), *b"\t\n\r"}
 
 _JPEG_END = b"\xff\xd9"
 # Texts of a PNG that may state an orientation, by Pillow's names.
@@ -656,6 +670,17 @@ def _named(items: Sequence[object]) -> str:
     )
 
 
+def _kind_of(head: bytes) -> str:
+    """Return what a file seems to be, and what to do with it, in words of ours: a list may name any
+    file, and a message holds nothing of it."""
+    for start, words in _OTHER_KINDS.items():
+        if head.startswith(start):
+            return words
+    if head[4:8] == b"ftyp":
+        return "HEIC, AVIF or a film; convert it"
+    return "text" if _TEXT.issuperset(head) else "of no format that is known here"
+
+
 def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tuple[str, int]:
     """Return what a file's header and end say against it, empty for nothing, and the orientation
     that Pillow alone finds, 1 for none.
@@ -670,7 +695,7 @@ def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tu
         return "empty file", 1
     kind = format_of(head)
     if kind is None:
-        return f"{FOREIGN}: it begins with {head!r}; convert it", 1
+        return f"{FOREIGN}, but {_kind_of(head)}", 1
     if fault := _end_fault(file, kind, head):
         return fault, 1
     try:
@@ -680,7 +705,8 @@ def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tu
             file.seek(0)
             fault = scan_fault(tf.constant(file.read())).numpy().decode()
     except Exception as error:  # Pillow and TensorFlow raise many types on damaged data
-        return f"damaged or unsupported {kind.name} ({short_message(error)})", 1
+        reason = re.sub(r"b(['\"]).*?\1", "...", short_message(error))
+        return f"damaged or unsupported {kind.name} ({reason})", 1
     if fault:
         return fault, 1
     return "", _unread_turn(image, file, is_whole)

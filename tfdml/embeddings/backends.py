@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -426,6 +427,10 @@ class KerasEmbedder(_ViewBackend):
         return embed_batches(self.embedder, batches, batch_size=batch_size)
 
 
+# Arguments of layers and tokenizers that are read as a file where they are a text.
+_FILE_KEYS = ("vocabulary", "merges", "proto", "filepath")
+
+
 def _file(path: str | os.PathLike) -> Path:
     path = Path(path)
     return path / "embedder.keras" if path.is_dir() else path
@@ -444,6 +449,28 @@ def epochs_missing(run: str | os.PathLike) -> str:
         return ""
     epoch = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["epoch"]
     return f"{epoch} of {parse_flags(flags.read_text(encoding='utf-8')).get('epochs', '?')} epochs"
+
+
+def _check_places(path: Path, config: Any, key: str = "") -> None:
+    """Refuse the configuration of a `.keras` file that names something outside of it, which its
+    classes would open: an address, a preset, or the file of a vocabulary.
+
+    Raises:
+        UserError: It does.
+    """
+    if isinstance(config, str):
+        if key in _FILE_KEYS or re.match("hub:|[a-z][a-z0-9+.-]*:/", config):
+            raise UserError(
+                f"{path} names another place, {key}={config[:100]!r}, which is not opened for a "
+                "file; if you trust it, fetch that yourself, build the model and save it again"
+            )
+    elif isinstance(config, dict):
+        for name, value in config.items():
+            _check_places(path, value, name)
+    elif isinstance(config, list):
+        for value in config:  # words of a vocabulary may look like anything
+            if not isinstance(value, str):
+                _check_places(path, value)
 
 
 def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
@@ -475,6 +502,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} in it is damaged")
+            _check_places(path, json.loads(archive.read("config.json")))
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's
         # default.
         advice = "If a module of yours registers it, name it with --import"

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import REASON, UserError, redact_text, short_message, user_errors
 
 if TYPE_CHECKING:
     import fsspec
@@ -174,6 +174,17 @@ def as_named(text: str | os.PathLike) -> str:
     if not _copies.cache_info().currsize:
         return os.fspath(text)
     return re.sub(re.escape(_copies()) + r"/(\w+)/", r"\1://", os.fspath(text))
+
+
+def printable(text: str | os.PathLike) -> str:
+    """Return a text as it may be printed and stored: with URLs in place of local copies, and
+    addresses without passwords.
+
+    Example:
+        >>> printable("http://me:secret@host:8501/v1/models/cars")
+        'http://host:8501/v1/models/cars'
+    """
+    return redact_text(as_named(text))
 
 
 def _readable(path: str | os.PathLike) -> contextlib.AbstractContextManager[None]:
@@ -473,7 +484,7 @@ def write_whole(path: str | os.PathLike, data: bytes) -> None:
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write a JSON file atomically; numbers that are not finite become null."""
     write_whole(
-        path, (as_named(json.dumps(_finite(value), indent=2, sort_keys=True)) + "\n").encode()
+        path, (printable(json.dumps(_finite(value), indent=2, sort_keys=True)) + "\n").encode()
     )
 
 

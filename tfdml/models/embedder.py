@@ -401,6 +401,22 @@ class Embedder(SavedAsFile, EmbeddingModel):
         self.keep_batch_norm()
         freeze_layers(self)
 
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Return the embedder of `get_config`, in which the backbone is whole.
+
+        Raises:
+            UserError: The backbone is a name, such as `hub:hf://...`: what is loaded opens no other
+                place.
+        """
+        if isinstance(config.get("backbone"), str):
+            raise UserError(
+                f"the saved model names its backbone, {config['backbone']!r}, and does not hold "
+                "it: nothing else is opened for a file; build it with tfdml.models.Embedder and "
+                "load its weights, if you trust it"
+            )
+        return super().from_config(config, custom_objects)
+
     def compile(self, optimizer="rmsprop", *args, **kwargs):
         """As in Keras; a learned power of the pooling takes no weight decay."""
         super().compile(optimizer, *args, **kwargs)

@@ -30,7 +30,7 @@ from tfdml.evaluation.classification import calibrate, identification_rates
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
-from tfdml.io.files import as_named, is_remote, write_whole
+from tfdml.io.files import is_remote, printable, write_whole
 from tfdml.report import figures, runs
 from tfdml.report.runs import Run, choose_examples, confusions, rank_queries, read_run
 from tfdml.retrieval.exact import check_embeddings
@@ -73,7 +73,7 @@ def write_page(path: str | os.PathLike, template: str, **values: Any) -> None:
     if not is_remote(path):
         pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_whole(
-        path, as_named(_environment().get_template(template).render(values)).encode("utf-8")
+        path, printable(_environment().get_template(template).render(values)).encode("utf-8")
     )
 
 
