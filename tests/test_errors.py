@@ -38,6 +38,7 @@ PLAIN = (
     "recall@1: 0.5, map@r: 0.4",
     "mail me@home.org at 12:30",
     "photos/a:1@2.jpg",
+    "porch_12:30:45@home.jpg",
     "--dataset_options=monkey=1,keys=2",
     "a list: https://h/a?size=8&table=b and c@d",
 )

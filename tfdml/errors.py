@@ -13,16 +13,19 @@ from typing import Any, Literal
 REASON = "\0"
 _LONGEST = 60
 # Addresses of databases, in whose passwords a slash may stand; and of all else, also with too few
-# slashes: s3://bucket/me@home.jpg has no user.
-_DATABASE = re.compile(r"\b(pgvector|postgres(?:ql)?):[^\s\"<>]*@")
+# slashes: s3://bucket/me@home.jpg has no user. Bounds keep the time linear in the text's length.
+_DATABASE = re.compile(r"\b(pgvector|postgres(?:ql)?):[^\s\"<>]{0,1000}@")
 _USER = re.compile(
-    r"\b([a-z][\w+.-]*):(?://[^/\s\"'<>]*|/{0,3}[^/\s\"'<>:@]*:[^/\s\"'<>]*)@", re.IGNORECASE
+    r"\b([a-z][\w+.-]{0,30}):"
+    r"(?://[^/\s\"'<>]{0,1000}|/{1,3}[^/\s\"'<>:@]{0,100}:[^/\s\"'<>]{0,1000})@",
+    re.IGNORECASE,
 )
 # Options of an address that let others in: ?password=, &X-Amz-Signature=, &sig=, &api_key=.
 _SECRET = "passw(?:or)?d|pwd|token|secret|signature|credential|api_?key|access_?key"
 _OPTION = re.compile(
-    rf"([?&;](?:[\w.%-]*(?:{_SECRET})[\w.%-]*|(?:[\w.%-]*[-_.])?(?:key|sig|auth|pass|user)"
-    r"(?:[-_.][\w.%-]*)?)=|(?<![\w-])password=)[^&;#\s\"'<>]+",
+    rf"([?&;](?:[\w.%-]{{0,50}}(?:{_SECRET})[\w.%-]{{0,50}}"
+    r"|(?:[\w.%-]{0,50}[-_.])?(?:key|sig|auth|pass|user)(?:[-_.][\w.%-]{0,50})?)="
+    r"|(?<![\w-])password=)[^&;#\s\"'<>]+",
     re.IGNORECASE,
 )
 # Choices that are listed next to the nearest.

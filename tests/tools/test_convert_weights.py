@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tfdml import UserError
+from tfdml.io.files import sha256_of
 from tools import convert_weights
 from tools.convert_weights import ARCHITECTURES, convert, main
 
@@ -191,4 +192,6 @@ def test_the_command_writes_a_new_file_that_fits(tmp_path):
     with pytest.raises(SystemExit, match="2"):
         main(command)
     assert out.read_bytes() == before
-    assert sorted(tmp_path.iterdir()) == [out, tmp_path / "x.npz"]
+    checksum = tmp_path / "tiny.weights.h5.sha256"
+    assert checksum.read_text() == f"{sha256_of(out)}  {out.name}\n"
+    assert sorted(tmp_path.iterdir()) == [out, checksum, tmp_path / "x.npz"]
