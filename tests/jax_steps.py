@@ -198,7 +198,7 @@ def main(path):
         models.MetricLearner(tiny_embedder(), jrd(1001)).build((None, SIZE, SIZE, 3))
     with (
         shared.scope(),
-        pytest.raises(UserError, match="`steps_per_execution=2` works on one device"),
+        pytest.raises(UserError, match="steps_per_execution=2: works on one device"),
     ):
         models.MetricLearner(tiny_embedder(), jrd()).compile("sgd", steps_per_execution=2)
     for chunk, size in ((0, 32), (8, 32), (8, 64)):

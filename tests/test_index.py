@@ -96,7 +96,7 @@ def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
     ("arguments", "message"),
     [
         ((images([1], 0), [1, 2]), "one class id"),
-        ((images([1], 0), None), "`y`"),
+        ((images([1], 0), None), "give y"),
         ((images([1], 0), ["bee"]), "labels"),
         ((images([1], 0), [1], ["3"]), "ids"),
     ],

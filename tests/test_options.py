@@ -111,7 +111,7 @@ class Table(Settings):
         ({"name": "a\udcff"}, "must be UTF-8 text"),
         ({"name": "https://me:secret@host"}, "name=https://host: has a user or password"),
         ({"drink": "teas"}, "drink=teas: unknown choice 'teas'; did you mean 'tea'"),
-        ({"drink": "tea(minute=2)"}, "unknown option of tea 'minute'; did you mean 'minutes'"),
+        ({"drink": "tea(minute=2)"}, "unknown option 'minute' of tea; did you mean 'minutes'"),
         ({"drink": "tea(minutes=0)"}, r"drink=tea\(minutes=0\): minutes=0: must be at least 1"),
         ({"drink": "tea(2)"}, "must be written name=value"),
         ({"drink": 3}, "drink=3: must be text"),

@@ -120,6 +120,8 @@ def test_the_files_of_the_working_folder_stand_in_for_no_package(folder):
     variables = {"PYTHONPATH": str(ROOT)}.items()
     words = ["train", "--run_dir=run", "--resume"]
     done = run_python("-m", "tfdml", *words, cwd=folder, environment=variables, status=2)
-    assert done.stderr.startswith("train: error: run/flags.txt: --import=run.evil"), done.stderr
+    assert done.stderr.startswith("train: error: --import=run.evil: run/flags.txt: a module"), (
+        done.stderr
+    )
     run_python("-m", "tfdml", "doctor", cwd=folder, environment=variables)
     assert not (folder / "ran").exists()

@@ -92,7 +92,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             hasattr(x, "shape") or not (hasattr(x, "__iter__") or hasattr(x, "__getitem__"))
         ):
             raise UserError(
-                "RetrievalEvaluation needs labels: give `y`, or batches of (images, labels) as `x`"
+                "RetrievalEvaluation needs labels: give y, or batches of (images, labels) as x"
             )
         if hasattr(x, "__next__"):
             raise UserError(
@@ -129,8 +129,7 @@ class RetrievalEvaluation(keras.callbacks.Callback):
         misses."""
         if keras.backend.backend() == "jax" and getattr(self.model.optimizer, "use_ema", False):
             raise UserError(
-                "RetrievalEvaluation does not go with an optimizer's `use_ema` on JAX: use "
-                "TensorFlow"
+                "RetrievalEvaluation does not go with an optimizer's use_ema on JAX: use TensorFlow"
             )
         self._weights = []  # those of another model, where it is used again
 

@@ -216,15 +216,24 @@ def check_share(**numbers: float) -> None:
             raise UserError("must be between 0 and 1", **{name: number})
 
 
-def check_choice(what: str, value: Any, choices: Collection[str]) -> None:
-    """Raise a `UserError` where a value is none of some choices, with the nearest of them; of many,
-    that one alone."""
-    if value in choices:
-        return
+def choice_hint(value: Any, choices: Collection[str]) -> str:
+    """Return which of some choices is the nearest to a value that is none of them, and of few all.
+
+    Example:
+        >>> choice_hint("euclidian", ["cosine", "euclidean"])
+        "did you mean 'euclidean'? one of cosine, euclidean"
+    """
     near = difflib.get_close_matches(str(value), choices, 1)
-    hint = [f"did you mean {near[0]!r}?"] if near else []
-    hint += [f"one of {', '.join(choices)}"] if not near or len(choices) <= _MOST_LISTED else []
-    raise UserError(f"unknown {what} {value!r}; {' '.join(hint)}")
+    hints = [f"did you mean {near[0]!r}?"] if near else []
+    if not near or len(choices) <= _MOST_LISTED:
+        hints.append(f"one of {', '.join(choices)}")
+    return " ".join(hints)
+
+
+def check_choice(argument: str, value: Any, choices: Collection[str]) -> None:
+    """Raise a `UserError` where an argument is none of some choices; see `choice_hint`."""
+    if value not in choices:
+        raise UserError(f"unknown; {choice_hint(value, choices)}", **{argument: value})
 
 
 @contextlib.contextmanager

@@ -80,10 +80,10 @@ def _read(path: str, including: tuple[str, ...]) -> list[str]:
     if file is None:
         near = difflib.get_close_matches(path, names(), 1)
         hint = f"did you mean {near[0]}?" if near else "see tfdml configs"
-        raise UserError(f"--flagfile={path}: there is no such file; {hint}")
+        raise UserError(f"there is no such file; {hint}", flagfile=path)
     if os.path.realpath(file) in map(os.path.realpath, including):
-        raise UserError(f"--flagfile={path}: the file includes itself; take that line out")
-    with user_errors((OSError, ValueError), f"--flagfile={path} cannot be read as text: {REASON}"):
+        raise UserError("the file includes itself; take that line out", flagfile=path)
+    with user_errors((OSError, ValueError), f"cannot be read as text: {REASON}", flagfile=path):
         lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
     return read_flag_files(
         [line for line in lines if line and not line.startswith(("#", "//"))], (*including, file)

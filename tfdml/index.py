@@ -102,14 +102,14 @@ class Index:
         )
         if len(ids) != len(embeddings):
             raise UserError(
-                f"`ids` must have one value for each of the {len(embeddings)} images; it has "
-                f"{len(ids)}"
+                f"must have one value for each of the {len(embeddings)} images; it has {len(ids)}",
+                ids=...,
             )
         if len({*self.ids, *ids}) < len(self) + len(ids):
-            raise UserError("`ids` must differ from one another and from those in the index")
+            raise UserError("must differ from one another and from those in the index", ids=...)
         if self.embeddings is not None:
             if (labels is None) != (self.labels is None):
-                raise UserError("give `y` with all images of an index, or with none")
+                raise UserError("give y with all images of an index, or with none")
             if embeddings.shape[1] != self.embeddings.shape[1]:
                 sizes = (
                     f"{embeddings.shape[1]} dimensions, the index has {self.embeddings.shape[1]}"
@@ -182,13 +182,13 @@ class Index:
 
     def _filled(self) -> np.ndarray:
         if self.embeddings is None:
-            raise UserError("the index is empty: `add` images first")
+            raise UserError("the index is empty: add images first")
         return self.embeddings
 
     def _labeled(self) -> tuple[np.ndarray, np.ndarray]:
         gallery = self._filled()
         if self.labels is None:
-            raise UserError("the images of this index have no labels: give `y` to `add`")
+            raise UserError("the images of this index have no labels: give y to add")
         return gallery, self.labels
 
     def save(self, folder: str | os.PathLike) -> None:
@@ -240,7 +240,7 @@ class Index:
         check_same_model(
             about["model"],
             fingerprint(model) if isinstance(model, keras.Model) else "",
-            f"{folder} and `model`",
+            f"{folder} and model",
         )
         index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
         stored = read_embeddings(folder / _EMBEDDINGS)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from absl import flags
 
-from tfdml.errors import REASON, UserError, check_choice, redact_text, user_errors
+from tfdml.errors import UserError, choice_hint, redact_text, user_errors
 from tfdml.expressions import Arguments, Call
 
 # Counts and seeds beyond this do not fit the 32-bit integers of TensorFlow and Keras.
@@ -414,14 +414,17 @@ class Choice(Settings):
     def of(cls, call: Call, text: str, argument: str) -> Choice:
         """Return the choice of a name with options; `text` and `argument` are for messages."""
         named: dict[str, Any] = {argument: text}
-        with user_errors(UserError, REASON, **named):
-            check_choice("choice", call.name, cls.choices)
-            chosen = cls.choices[call.name]
-            for name in call.arguments:
-                check_choice(f"option of {call.name}", name, fields_of(chosen))
-            for name, field in fields_of(chosen).items():
-                if field.default is dataclasses.MISSING and name not in call.arguments:
-                    raise UserError(f"{call.name} needs {name}")
+        if call.name not in cls.choices:
+            hint = choice_hint(call.name, cls.choices)
+            raise UserError(f"unknown choice {call.name!r}; {hint}", **named)
+        chosen = cls.choices[call.name]
+        for name in call.arguments:
+            if name not in fields_of(chosen):
+                hint = choice_hint(name, fields_of(chosen)) if fields_of(chosen) else "it has none"
+                raise UserError(f"unknown option {name!r} of {call.name}; {hint}", **named)
+        for name, field in fields_of(chosen).items():
+            if field.default is dataclasses.MISSING and name not in call.arguments:
+                raise UserError(f"{call.name} needs {name}", **named)
         try:
             return chosen(**call.arguments)
         except UserError as error:

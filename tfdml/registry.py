@@ -103,7 +103,8 @@ def find(kind: str, name: str) -> Any:
         UserError: Nothing is; the message has the nearest name.
     """
     table = _TABLES[KINDS[kind]]
-    check_choice(KINDS[kind], name, sorted(table))
+    argument = "dataset" if kind == "reader" else kind
+    check_choice(argument, name, sorted(table))
     return table[name]
 
 
@@ -120,39 +121,41 @@ def allow_modules(names: Iterable[str]) -> None:
     os.environ[VARIABLE] = ",".join(dict.fromkeys(known))
 
 
-def check_allowed(name: str, setting: str) -> None:
+def check_allowed(name: str, **setting: str) -> None:
     """Refuse a module that the user has not named, nor a package that it is in.
 
     Args:
         name: The module.
-        setting: What asks for it, for the message, such as `--log_to=my_logging.start`.
+        **setting: What asks for it, for the message, such as `log_to="my_logging.start"`.
 
     Raises:
         UserError: The user has not named it; the message says how to.
     """
     if not any(name == module or name.startswith(f"{module}.") for module in _allowed()):
         raise UserError(
-            f"{setting}: a module runs only where you name it yourself, not by a file: if you "
-            f"trust it, add --import={name} to the command, or set {VARIABLE}={name}"
+            "a module runs only where you name it yourself, not by a file: if you trust it, "
+            f"add --import={name} to the command, or set {VARIABLE}={name}",
+            **setting,
         )
 
 
-def import_allowed(name: str, setting: str) -> ModuleType:
+def import_allowed(name: str, **setting: str) -> ModuleType:
     """Return a module that the user has named, from where Python finds it or the current folder.
 
     Args:
         name: The module.
-        setting: What asks for it, for messages.
+        **setting: What asks for it, for messages.
 
     Raises:
         UserError: As `check_allowed`; or the module is not found, or fails.
     """
-    check_allowed(name, setting)
+    check_allowed(name, **setting)
     # Not before: the files of a stranger's folder would stand in for packages that are missing.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     where = "modules are looked for on Python's path and in the current folder"
-    with user_errors(Exception, f"{setting}: {REASON}; {where}", named=True):
+    named: dict[str, Any] = setting
+    with user_errors(Exception, f"{REASON}; {where}", named=True, **named):
         return importlib.import_module(name)
 
 
@@ -169,7 +172,7 @@ def import_modules(names: str | None = None) -> None:
     """
     for name in _allowed() if names is None else module_names(names):
         if name not in sys.modules:
-            import_allowed(name, f"--import={name}")
+            import_allowed(name, imports=name)
 
 
 def module_names(names: str) -> list[str]:

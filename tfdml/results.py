@@ -413,8 +413,7 @@ def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Cal
     file = read_json(path)
     if "calibration" not in file or file.get("split") == "train":
         raise UserError(
-            f"{path} has no threshold of held-out classes: write one with tfdml evaluate and "
-            "`target`"
+            f"{path} has no threshold of held-out classes: write one with tfdml evaluate and target"
         )
     if file.get("queries", "images") != queries:
         raise UserError(

@@ -71,9 +71,9 @@ def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatc
         return np.eye(4)[:2]
 
     monkeypatch.setattr(
-        "tfdml.cli.audit.evaluation_batches", lambda part, view, size: (view, len(part))
+        "tfdml.data.pipeline.evaluation_batches", lambda part, view, size: (view, len(part))
     )
-    monkeypatch.setattr("tfdml.cli.audit.embed", embed)
+    monkeypatch.setattr("tfdml.embeddings.embed", embed)
     data = "--dataset=folder", f"--data_dir={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"
     network = "--backbone=conv4(width=4)", "--weights=none", "--image_size=16", "--resize=18"
     status, _, errors = commands.run(

@@ -29,4 +29,4 @@ def test_a_port_that_is_taken_is_named_before_ray_starts(commands, model):
         port = taken.getsockname()[1]
         status, _, errors = commands.run("serve", f"--model={model}", f"--port={port}")
     assert status == 2
-    assert f"--port={port} of 127.0.0.1 cannot be opened" in errors
+    assert f"--port={port}: 127.0.0.1 has no such free port" in errors

@@ -7,7 +7,7 @@ from tfdml.errors import UserError
 
 def test_unknown_and_missing_names_splits_options_and_folders_are_named(tmp_path):
     for arguments, options, message in (
-        (["cars"], {}, "unknown data set 'cars'"),
+        (["cars"], {}, "dataset=cars: unknown"),
         (["glyphs", None, "all"], {}, "split"),
         (["glyphs"], {"color": True}, "color"),
         (["list"], {}, "data_dir"),

@@ -145,7 +145,7 @@ def test_batches(classes_per_kind, group, rows, images_per_class, weights, step)
     arguments = (labels, kinds, group * rows, images_per_class, rows)
     if enough < rows:
         with pytest.raises(
-            UserError, match=f"`super_classes_per_batch={rows}`, but the data has {enough} super-cl"
+            UserError, match=f"^super_classes_per_batch={rows}: the data has {enough} super-cl"
         ):
             HierarchicalSampler(*arguments, weights=weights)
         return
@@ -311,7 +311,7 @@ def test_array_batches_are_those_of_the_sampler():
     batches.on_epoch_end(7)
     batches.on_train_end()
     assert batches.epoch == 8
-    with pytest.raises(UserError, match="`x` has 12 images and `y` has 11 labels"):
+    with pytest.raises(UserError, match="x: has 12 images and y has 11 labels"):
         ArrayBatches(x, y[1:], sampler)
 
 

@@ -75,7 +75,7 @@ def test_a_backend_is_cut_to_the_first_dimensions_and_is_another_model(sources, 
     np.testing.assert_allclose(readable, expected, atol=TOLERANCE)
     assert cut.checksum() != whole.checksum()
     assert cut.fingerprint() == f"3 dimensions of {whole.fingerprint()}"
-    with pytest.raises(UserError, match="`truncate_dim=7`: the embeddings have 6 dimensions"):
+    with pytest.raises(UserError, match="truncate_dim=7: the embeddings have 6 dimensions"):
         load_backend(models.keras, truncate_dim=7).embed(dataset, 4)
 
 

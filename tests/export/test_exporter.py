@@ -270,7 +270,7 @@ def test_options_out_of_range_are_named():
         ("min_cosine", float("nan")),
         ("calibrate", "far=2"),
     ):
-        with pytest.raises(UserError, match=f"`{name}"):
+        with pytest.raises(UserError, match=f"^{name}"):
             ExportOptions(**{name: value})
     assert ExportOptions(["onnx", "litert_int8", "litert_int8"]).formats == ("litert_int8", "onnx")
     assert len(ExportOptions(["all"]).formats) == 6

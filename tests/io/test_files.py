@@ -129,7 +129,7 @@ def test_a_lock_is_refused_or_waited_for_and_free_after_a_kill(tmp_path):
     entered.wait(10)
     assert all(map(files.is_debris, os.listdir(tmp_path)))
     with (
-        pytest.raises(UserError, match=r"^`out=.*`: another process is writing"),
+        pytest.raises(UserError, match=r"^out=.*: another process is writing"),
         files.locked(tmp_path, "out"),
     ):
         pass

@@ -88,7 +88,7 @@ def test_bodies_arrive_whole_in_time_or_are_refused():
 def test_a_taken_port_is_one_line():
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
-        pytest.raises(UserError, match=r"`port=\d+` of 127.0.0.1"),
+        pytest.raises(UserError, match=r"^port=\d+: 127.0.0.1"),
     ):
         listen("127.0.0.1", taken.getsockname()[1])
     with listen("127.0.0.1", 0) as opened:

@@ -67,5 +67,5 @@ def test_a_learner_takes_the_sum_that_the_command_takes():
         "contrastive",
         "ecaml",
     ]
-    with pytest.raises(UserError, match="am_softmax: it needs `num_classes`"):
+    with pytest.raises(UserError, match="am_softmax: it needs num_classes"):
         MetricLearner(embedder, "am_softmax")

@@ -217,7 +217,7 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(caplog, cap
         + "".join(capfd.readouterr())
         + "".join(str(one.message) for one in warned)
     )
-    assert "127.0.0.1:1/shop` cannot be opened: " in text
+    assert "127.0.0.1:1/shop: cannot be opened: " in text
     assert "refused" in text
     assert "s3cr" not in text
     assert "\n" not in str(caught.value)

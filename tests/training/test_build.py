@@ -26,7 +26,7 @@ from tfdml.training.workers import Processes
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"backbone": "resnet5"}, "unknown backbone"),
+        ({"backbone": "resnet5"}, "unknown; did you mean 'resnet50'"),
         ({"objectives": "am_softmax(margn=0.1)"}, "no argument 'margn'"),
         ({"moment_embedder": True}, "moment_embedder"),
         ({"objectives": "xbm(loss=contrastive, size=24, start=100)"}, "after 100 steps"),

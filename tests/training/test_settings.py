@@ -55,7 +55,7 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
             "ks=",
         ),
         (EvaluationSettings, {"selection_metric": "map@q"}, "selection_metric"),
-        (RunSettings, {}, "--run_dir"),
+        (RunSettings, {}, "run_dir"),
         (RunSettings, {"log_to": "sql://me:secret@host/runs"}, "log_to=sql://host/runs"),
         (Experiment, {"run_dir": "a", "selection": "validation"}, "selection"),
     ],

@@ -202,7 +202,7 @@ def check_preset(name: str) -> None:
     for file in (_CONFIG, _CONVERTER):
         if not (folder / file).is_file():
             raise UserError(
-                f"backbone 'hub:{name}': the folder has no {file}; KerasHub's `save_to_preset` "
+                f"backbone 'hub:{name}': the folder has no {file}; KerasHub's save_to_preset "
                 "writes it"
             )
 
@@ -369,8 +369,7 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
     if image_size % patch:
         near = max(1, round(image_size / patch)) * patch
         raise UserError(
-            f"`image_size={image_size}`: no multiple of the network's patches of {patch} px; try "
-            f"{near}"
+            f"no multiple of the network's patches of {patch} px; try {near}", image_size=image_size
         )
     shape = [image_size, image_size, 3]
     for name in ("image_shape", "position_embedding_shape"):
@@ -396,8 +395,8 @@ def resized(network: keras.Model, image_size: int) -> keras.Model:
             )  # CLIP's are zero but in its presets
         else:
             raise UserError(
-                f"`image_size={image_size}`: {new.path} is {tuple(new.shape)}, as it is "
-                f"{tuple(old.shape)}"
+                f"{new.path} is {tuple(new.shape)}, as it is {tuple(old.shape)}",
+                image_size=image_size,
             )
     return made
 

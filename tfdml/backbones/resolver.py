@@ -118,7 +118,7 @@ def check(name: str, weights: str | None = None, **options) -> None:
         >>> check("mobilenetv2", alpha=0.35)
         >>> check("mobilenetv4")
         Traceback (most recent call last):
-        tfdml.errors.UserError: unknown backbone 'mobilenetv4'; did you mean 'mobilenetv2'? one ...
+        tfdml.errors.UserError: backbone=mobilenetv4: unknown; did you mean 'mobilenetv2'? ...
     """
     if not _is_preset(name, weights, options):
         _find(name, weights, options)
@@ -197,11 +197,9 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
     if weights in _NO_WEIGHTS:
         return entry, options
     if weights == "imagenet" and not isinstance(entry.build, str):
-        raise UserError(
-            f"there are no ImageNet weights for {name!r}; use `weights='none'` or a file"
-        )
+        raise UserError(f"there are no ImageNet weights for {name!r}; use weights=none or a file")
     if weights != "imagenet" and not os.path.isfile(weights):
-        raise UserError(f"`weights`: there is no file {weights}")
+        raise UserError(f"there is no file {weights}", weights=...)
     return entry, options
 
 
@@ -222,7 +220,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     _check_sum(path)
     # h5py raises whatever the damaged place of a file brings about.
     damaged = user_errors(
-        Exception, f"`weights`: {path} is not an HDF5 file of Keras weights ({REASON})"
+        Exception, f"{path} is not an HDF5 file of Keras weights ({REASON})", weights=...
     )
     with damaged, h5py.File(path, "r") as file:
         arrays: list[tuple] = []
@@ -233,8 +231,8 @@ def load_weights(model: keras.Model, path: str) -> None:
     # Normalization layers and the like keep nothing else in the file, so the multisets of shapes
     # must agree.
     if sorted(arrays) != sorted(wanted):
-        raise UserError(f"`weights`: {path} does not fit {model.name} (another width, or a top?)")
-    with user_errors(Exception, f"`weights`: {path} does not fit {model.name}: {REASON}"):
+        raise UserError(f"{path} does not fit {model.name} (another width, or a top?)", weights=...)
+    with user_errors(Exception, f"{path} does not fit {model.name}: {REASON}", weights=...):
         model.load_weights(path)
 
 
@@ -243,14 +241,15 @@ def _check_sum(path: str) -> None:
     beside = Path(f"{path}.sha256")
     if not beside.is_file():
         return
-    with user_errors(OSError, f"`weights`: {path} cannot be read: {REASON}"):
+    with user_errors(OSError, f"{path} cannot be read: {REASON}", weights=...):
         expected = beside.read_text("utf-8", "replace").split()
         with open(path, "rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     if found not in expected[:1]:
         raise UserError(
-            f"`weights`: {path} has another SHA-256, {found[:12]}..., than {beside} states: it is "
-            "damaged or was changed; fetch it again, or remove that file"
+            f"{path} has another SHA-256, {found[:12]}..., than {beside} states: it is damaged or "
+            "was changed; fetch it again, or remove that file",
+            weights=...,
         )
 
 

@@ -120,11 +120,11 @@ def run_audit(flags: AuditFlags) -> None:
     require_local(flags.out, "out")
     out = Path(flags.out).expanduser().absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out={flags.out} exists already: name a new folder, or an empty one")
+        raise UserError("exists already: name a new folder, or an empty one", out=flags.out)
     if flags.embeddings and flags.model:
-        raise UserError("--embeddings takes the place of --model: name one of them")
+        raise UserError("takes the place of --model: name one of them", embeddings=...)
     if not (flags.embeddings or flags.model or flags.dataset):
-        raise UserError("--dataset is missing")
+        raise UserError("is missing", dataset=...)
     name, vectors, table, picture = _stored(flags) if flags.embeddings else _embedded(flags)
     result = audit(
         vectors,

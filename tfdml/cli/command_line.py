@@ -9,7 +9,6 @@ import difflib
 import importlib.util
 import logging
 import os
-import re
 import signal
 import sys
 import time
@@ -108,7 +107,7 @@ class Flags(flags.FlagValues):
         values = self.values(kind)
         for name in fields_of(kind):
             if name not in values:
-                raise UserError(f"--{name} is missing")
+                raise UserError("is missing", **{name: ...})
         return kind(**values)
 
     def parse(self, words: Sequence[str]) -> None:
@@ -154,7 +153,7 @@ class Command:
         flags: Its flags.
         usage: What `--help` prints before the flags: the docstring of its module.
         flag_of: The flags whose names are not those of the arguments that they set, by argument:
-            see `as_flags`.
+            `folder` is `--out` of a command that writes one.
         drafts: Returns the settings that say which flags have an effect; by default those of the
             flags.
         settings: Returns the arguments of `work`; by default the settings of the flags.
@@ -242,48 +241,15 @@ class Command:
         named = {"imports": "import", **_FLAG_OF, **self.flag_of}
         names = {name: f"--{name}" for name in self.flags}
         names.update({argument: f"--{flag}" for argument, flag in named.items()})
-        return self.as_flags(error.text(names))
-
-    def as_flags(self, message: str) -> str:
-        """Return a message with the arguments that it names in backticks written as flags.
-
-        A fifth of the messages of the library name two arguments or more, which an exception with
-        one argument and its value could not carry.
-
-        Example:
-            >>> from tfdml.cli.index import IndexFlags
-            >>> Command("try", print, Flags(IndexFlags),
-            ...     "").as_flags("`truncate_dim=-1` is too small")
-            '--truncate_dim=-1 is too small'
-        """
-
-        def written(match: re.Match[str]) -> str:
-            argument, equals, value = match[1].partition("=")
-            name = {**_FLAG_OF, **self.flag_of}.get(argument, argument)
-            if name not in self.flags:
-                return match[0]
-            if value in ("True", "False"):
-                return f"--{'no' * (value == 'False')}{name}"
-            quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-            return f"--{name}{equals}{value[1:-1] if quoted else value}"
-
-        return re.sub(r"`([a-z]\w*(?:=[^`]*)?)`", written, message)
+        return error.text(names)
 
 
-class Formatter(logging.Formatter):
-    """Writes log lines in which arguments are flags.
-
-    Args:
-        command: The command that logs.
-    """
-
-    def __init__(self, command: Command):
-        super().__init__()
-        self._command = command
+class RedactingFormatter(logging.Formatter):
+    """Writes log lines without passwords, and paths as they are named."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return a line."""
-        return self._command.as_flags(printable(super().format(record)))
+        return printable(super().format(record))
 
 
 def run(command: Command, words: Sequence[str]) -> None:
@@ -299,7 +265,7 @@ def run(command: Command, words: Sequence[str]) -> None:
     flags.FLAGS.mark_as_parsed()  # absl's own, which its logging waits for
     absl_logging.use_absl_handler()
     absl_logging.set_verbosity(absl_logging.INFO)
-    absl_logging.get_absl_handler().setFormatter(Formatter(command))
+    absl_logging.get_absl_handler().setFormatter(RedactingFormatter())
     for library in ("tensorflow", "faiss", "faiss.loader", "jax"):
         logging.getLogger(library).setLevel(logging.ERROR)
     try:

@@ -152,7 +152,7 @@ def _embed_texts(flags: EmbedFlags) -> None:
         ]
     else:
         with user_errors(
-            (OSError, UnicodeDecodeError), f"--texts={flags.texts} cannot be read: {REASON}"
+            (OSError, UnicodeDecodeError), f"cannot be read: {REASON}", texts=flags.texts
         ):
             lines = read_bytes(os.path.expanduser(flags.texts)).decode().splitlines()
     texts = list(dict.fromkeys(lines))

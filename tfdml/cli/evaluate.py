@@ -160,9 +160,7 @@ def evaluate(flags: EvaluateFlags) -> None:
     from tfdml.retrieval import is_gallery
 
     if bool(flags.model) == bool(flags.compare):
-        raise UserError(
-            "--compare takes the place of --model" if flags.model else "--model is missing"
-        )
+        raise UserError("is missing, or --compare in its place", model=...)
     if is_gallery(flags.model):
         raise UserError(
             "--model is the address of a gallery in a database, and no model: see tfdml search "
@@ -186,7 +184,7 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
     from tfdml.results import compare_queries
 
     if len(folders) < 2:
-        raise UserError("--compare: name at least two runs")
+        raise UserError("name at least two runs", compare=...)
     reference, *others = map(read_run, folders)
     differences: list[dict[str, Any]] = []
     for run in others:

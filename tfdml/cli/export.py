@@ -142,7 +142,7 @@ def export(flags: ExportFlags) -> None:
 
     options = ExportOptions(**{name: getattr(flags, name) for name in fields_of(ExportOptions)})
     if not (flags.gallery or flags.run_dir):
-        raise UserError("--run_dir is missing")
+        raise UserError("is missing", run_dir=...)
     check_backend()
     require_local(flags.out, "out")
     for folder in (flags.run_dir, flags.stack_on):
@@ -153,7 +153,7 @@ def export(flags: ExportFlags) -> None:
     changes = whitening, flags.truncate_dim, flags.stack_on
     if flags.gallery:
         if "saved_model" not in options.formats:
-            raise UserError("--gallery makes a SavedModel: leave --formats alone")
+            raise UserError("makes a SavedModel: leave --formats alone", gallery=...)
         if options.calibrate.startswith(TARGETS):
             target_of(options.calibrate, "calibrate", kinds=("fpir",))
         plain = dataclasses.replace(options, calibrate="none")
@@ -185,7 +185,7 @@ def _export_gallery(
     from tfdml.export.retriever import Retriever
 
     if bool(flags.run_dir) == bool(flags.embedder):
-        raise UserError("--gallery needs the embedder: --run_dir or --embedder, one of the two")
+        raise UserError("needs the embedder: --run_dir or --embedder, one of the two", gallery=...)
     directory = os.path.expanduser(flags.gallery)
     images = _gallery_images(flags, directory)
     options: dict[str, Any] = {

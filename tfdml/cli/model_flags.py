@@ -114,7 +114,7 @@ class DataChoice:
             side = self._vectors.get("train" if split == "train" else "test")
             if side is None:
                 raise UserError(
-                    f"--features={self.features} has no {split} images: name another --split"
+                    f"has no {split} images: name another --split", features=self.features
                 )
             return (
                 side
@@ -163,7 +163,7 @@ def data_choice(flags: DataFlags) -> DataChoice:
 
 def _check_model(model: str, unfinished: bool) -> None:
     if "://" not in model and not os.path.exists(os.path.expanduser(model or ".")):
-        raise UserError(f"--model={model}: there is no such file or folder")
+        raise UserError("there is no such file or folder", model=model)
     check_ended(model, unfinished)
 
 

@@ -67,7 +67,7 @@ def prepare(flags: PrepareFlags) -> None:
     if not (flags.out or flags.check_only):
         if flags.download:
             return
-        raise UserError("--out is missing: name the folder for the copy, or pass --check_only")
+        raise UserError("is missing: name the folder for the copy, or pass --check_only", out=...)
 
     options = flags.dataset_options
     splits = {
@@ -103,7 +103,7 @@ def _download(flags: PrepareFlags) -> None:
     from tfdml.data import preparation
 
     if not flags.data_dir:
-        raise UserError("--data_dir is missing")
+        raise UserError("is missing", data_dir=...)
     name, data_dir = flags.dataset, flags.data_dir
     with Progress() as progress:
         new = preparation.download(name, data_dir, progress.bytes)

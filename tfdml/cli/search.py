@@ -105,7 +105,7 @@ def search(flags: SearchFlags) -> None:
     if flags.out:
         require_writable(flags.out, "out")
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
-            raise UserError(f"--out={flags.out}: name a file as *.parquet or *.csv")
+            raise UserError("name a file as *.parquet or *.csv", out=flags.out)
     if bool(flags.queries) == bool(flags.text):
         raise UserError(
             "--text takes the place of --queries"
@@ -118,10 +118,10 @@ def search(flags: SearchFlags) -> None:
     results, distance, size, own = search_in(flags)
     if limit is None and own is None:
         advice = "export it with --calibrate=fpir=0.01, or give a number"
-        raise UserError(f"--max_distance=calibrated: {flags.gallery} has no threshold: {advice}")
+        raise UserError(f"{flags.gallery} has no threshold: {advice}", max_distance="calibrated")
     limit = own if limit is None else limit
     if isinstance(limit, Calibration):
-        with user_errors(UserError, f"--max_distance={flags.max_distance}: {REASON}"):
+        with user_errors(UserError, REASON, max_distance=flags.max_distance):
             print(limit.for_searches(distance, size))
         limit = limit.threshold
     print(f"{distance} distances" + (f", at most {limit:.9g}" if limit < np.inf else ""))
@@ -142,20 +142,16 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
     if text == "calibrated":
         if flags.text:
             raise UserError(
-                "--max_distance=calibrated: the gallery's threshold is of images as queries, not "
-                "of texts"
+                "the gallery's threshold is of images as queries, not of texts", max_distance=text
             )
         if kind not in _EMBEDS_ITSELF:
             raise UserError(
-                "--max_distance=calibrated: only a retriever has a threshold; give a number or a "
-                "JSON file"
+                "only a retriever has a threshold; give a number or a JSON file", max_distance=text
             )
         return None
     if text.endswith(".json"):
         return calibration_of_file(text, "texts" if flags.text else "images")
-    with user_errors(
-        ValueError, f"--max_distance={text}: write a number, calibrated, or a JSON file"
-    ):
+    with user_errors(ValueError, "write a number, calibrated, or a JSON file", max_distance=text):
         return number("max_distance", float(text)) if text else float("inf")
 
 
@@ -251,7 +247,7 @@ def _in_database(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibr
         neighbors = gallery.search(vectors, flags.k, model=model)
         distance, size = gallery.distance, len(gallery)
     if not size:
-        raise UserError(f"--gallery={gallery.address} is empty: write it with tfdml index")
+        raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
     columns = {
         name: column
         for name, column in neighbors.columns.items()

@@ -47,12 +47,11 @@ def serve(flags: ServeFlags, settings: ServeSettings) -> None:
     folder = Path(os.path.expanduser(flags.model)).absolute()
     name = flags.name or folder.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise UserError(f"`name={name}`: a model's name has letters, digits, dots and dashes")
+        raise UserError("a model's name has letters, digits, dots and dashes", name=name)
     version = served_version(folder)
     if version is None or version == folder:
         raise UserError(
-            f"`model={flags.model}`: there is no version in it; name a folder that tfdml export "
-            "wrote to"
+            "there is no version in it; name a folder that tfdml export wrote to", model=flags.model
         )
     for package in ("ray", "fastapi", "uvicorn"):
         if importlib.util.find_spec(package) is None:

@@ -64,9 +64,7 @@ class PartEmbedder:
         path = self.folder.folder
         if not (is_remote(path) or is_file(self.folder.path(LOCK))):
             advice = "name a folder that every machine of the cluster has mounted at the same place"
-            raise UserError(
-                f"`folder={path}`: a worker on {platform.node()} does not see it; {advice}"
-            )
+            raise UserError(f"a worker on {platform.node()} does not see it; {advice}", folder=path)
         return part.embed(self.backend, self.folder)
 
 
@@ -102,7 +100,7 @@ def embed_parts(
     """
     if is_remote(model) and not in_store(model):
         raise UserError(
-            f"`model={model}`: the actors load the model themselves: name a file or a folder"
+            "the actors load the model themselves: name a file or a folder", model=model
         )
     model = model if is_remote(model) else os.path.abspath(os.path.expanduser(model))
     if not parts:
@@ -153,6 +151,6 @@ def _workers(resources: Mapping[str, float], actors: int, parts: int) -> _Worker
     actors = min(actors or gpus or max(1, cpus // _CPUS_PER_ACTOR), parts)
     if actors > cpus:
         raise UserError(
-            f"`actors={actors}`: the cluster has {cpus} CPUs; each actor takes one at least"
+            f"the cluster has {cpus} CPUs; each actor takes one at least", actors=actors
         )
     return _Workers(actors, cpus // actors, 1 if gpus >= actors else 0)

@@ -33,7 +33,7 @@ def import_ray() -> Any:
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    with user_errors(ImportError, f"`cluster` needs Ray: pip install 'tfdml[ray]' ({REASON})"):
+    with user_errors(ImportError, f"needs Ray: pip install 'tfdml[ray]' ({REASON})", cluster=...):
         import ray
     return ray
 
@@ -101,7 +101,7 @@ def ray_session(
             "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it "
             "or by ray://"
         )
-        raise UserError(f"`cluster={address}` cannot be joined: {why}; {advice}") from error
+        raise UserError(f"cannot be joined: {why}; {advice}", cluster=address) from error
     with contextlib.suppress(ValueError):  # outside the main thread there is none to set
         signal.signal(signal.SIGTERM, on_sigterm)
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -118,7 +118,7 @@ def ray_session(
         )
         why = f"{advice}: {short_message(error, longest=100)}"
         raise UserError(
-            f"`cluster={address}`: the connection is lost, and with it the work there: {why}"
+            f"the connection is lost, and with it the work there: {why}", cluster=address
         ) from error
     finally:
         ray.shutdown()

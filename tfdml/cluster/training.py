@@ -67,10 +67,10 @@ def train_on_cluster(
     with ray_session(settings.cluster or LOCAL, cpus=cpus, show_workers=True):
         begun = is_folder(run)
         if resume and not begun:
-            raise UserError(f"--resume: there is no run in {run}")
+            raise UserError(f"there is no run in {run}", resume=True)
         if begun and not resume:
             raise UserError(
-                f"{run} holds a run already: continue with --resume, or name another --run_dir"
+                f"{run} holds a run already: continue with resume, or name another run_dir"
             )
         remove(f"{run}/{_ERROR}")
         _bring(_fit(experiment, settings, storage, name), folder.path)
@@ -81,7 +81,7 @@ def train_on_cluster(
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
     with user_errors(
-        ImportError, f"`cluster` needs Ray Train ({REASON}): pip install 'tfdml[ray]'"
+        ImportError, f"needs Ray Train ({REASON}): pip install 'tfdml[ray]'", cluster=...
     ):
         import ray
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig

@@ -60,9 +60,8 @@ def load(
         214
     """
     reader = find("reader", name)
-    check_choice(
-        f"split of {name}", split, (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
-    )
+    splits = (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
+    check_choice("split", split, splits)
     parameters = inspect.signature(reader).parameters
     known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
     types = typing.get_type_hints(reader)
@@ -71,14 +70,14 @@ def load(
             takes = f"it takes: {', '.join(known)}" if known else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
         check = arguments.BY_TYPE.get(types.get(option, Any))
-        with user_errors(ValueError, f"data set {name}: {REASON} (one of its `options`)"):
+        with user_errors(ValueError, f"data set {name}: {REASON} (one of its options)"):
             options[option] = check(option, value) if check else value
     if data_dir:
         # A shell expands no tilde behind an equals sign.
         options["data_dir"] = plain_path(data_dir)
     elif parameters["data_dir"].default is inspect.Parameter.empty:
         kind, value = ("file", "FILE") if name == "list" else ("folder", "DIR")
-        raise UserError(f"data set {name} is read from a {kind}; name it, `data_dir={value}`")
+        raise UserError(f"data set {name} is read from a {kind}; name it, data_dir={value}")
     dataset = reader(split="test" if split in ROLES else split, **options)
     if split in ROLES:
         return dataset.queries if split == "query" else dataset.gallery

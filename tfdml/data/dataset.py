@@ -292,7 +292,7 @@ class ImageDataset:
     def _require_texts(self) -> None:
         if self.texts is None and self.tokens is None:
             raise UserError(
-                f"{self.name} has no texts: give its list a column text, or the data set `texts`"
+                f"{self.name} has no texts: give its list a column text, or the data set texts"
             )
 
     @property
@@ -493,7 +493,7 @@ def check(
     where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
     if bad_images == "error":
         raise UserError(
-            f"{where} cannot be used: {_named(faults)}; mend them, or set `bad_images='skip'`"
+            f"{where} cannot be used: {_named(faults)}; mend them, or set bad_images=skip"
         )
     if len(faults) == len(dataset):
         raise UserError(f"none of the {where} can be used: {_named(faults)}")
@@ -627,7 +627,7 @@ def access_fault(error: Exception) -> str:
 def explain_failure(
     error: BaseException,
     dataset: ImageDataset,
-    leave_out: str = "`check_images='decode'` and `bad_images='skip'`",
+    leave_out: str = "check_images=decode and bad_images=skip",
 ) -> UserError | None:
     """Find the images behind an exception that iteration over batches, or `fit`, raised.
 

@@ -231,7 +231,7 @@ def class_balanced(
         transform: The augmentation.
         seed: Decides which images are drawn and how they are augmented.
         short_classes: `"repeat"` or `"drop"`; see `ClassBalancedSampler`.
-        **stream: `first_step`, `num_steps`, `cache`, `cache_limit_mb`: see `training_batches`.
+        **stream: `first_step`, `num_steps`, `cache`, cache_limit_mb: see `training_batches`.
 
     Returns:
         An infinite dataset of images (P * K, S, S, 3) uint8, pixels 0-255, grouped by class, and
@@ -324,8 +324,8 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
             if total > limit_mb * MEGABYTE:
                 needed = f"about {total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory"
                 advice = (
-                    f"more than the limit of {limit_mb:,.0f} MB: train without `cache`, or raise "
-                    "`cache_limit_mb`"
+                    f"more than the limit of {limit_mb:,.0f} MB: train without cache, or raise "
+                    "cache_limit_mb"
                 )
                 raise UserError(
                     f"the decoded images of {dataset.name} would take {needed}, {advice}"

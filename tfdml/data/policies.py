@@ -92,11 +92,11 @@ class Step:
 
     def __post_init__(self):
         if "." not in self.name:
-            check_choice("`policy`", self.name, names())
+            check_choice("policy", self.name, names())
         if not 0 <= self.rate <= 1:
             raise UserError(
-                f"`policy`: the factor of {self.name} is its share of the images, 0 to 1, not "
-                f"{self.rate}"
+                f"the factor of {self.name} is its share of the images, 0 to 1, not {self.rate}",
+                policy=...,
             )
 
     def __str__(self) -> str:
@@ -129,7 +129,7 @@ class Policy:
     def __post_init__(self):
         object.__setattr__(self, "steps", tuple(self.steps))
         if not self.steps:
-            raise UserError("`policy`: name at least one policy")
+            raise UserError("name at least one policy", policy=...)
         # Here and not when the first batch is made, so that a wrong argument shows before anything
         # is written.
         self._function  # noqa: B018
@@ -179,7 +179,9 @@ class Policy:
 
             shape, key = (_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.constant([1, 2], tf.int64)
             with user_errors(
-                (TypeError, ValueError), f"`policy`: {self} cannot be applied to an image: {REASON}"
+                (TypeError, ValueError),
+                f"{self} cannot be applied to an image: {REASON}",
+                policy=...,
             ):
                 apply.get_concrete_function(
                     tf.TensorSpec(shape, tf.uint8), tf.TensorSpec((2,), tf.int64)
@@ -187,9 +189,7 @@ class Policy:
             if any("." in step.name for step in self.steps):
                 image = tf.constant(np.random.default_rng(0).integers(0, 256, shape, np.uint8))
                 if len({apply(image, key).numpy().tobytes() for _ in range(4)}) > 1:
-                    text = (
-                        "`policy`: %s draws without Keras's seeds: a resumed run gets other images"
-                    )
+                    text = "policy: %s draws without Keras's seeds: a resumed run gets other images"
                     logging.warning(text, self)
             return apply
 
@@ -210,13 +210,13 @@ class _KeyedDraws(keras.random.SeedGenerator):
 
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
-    refused = f"`policy`: {step.name} does not take {step.arguments}: {REASON}"
+    refused = f"policy: {step.name} does not take {step.arguments}: {REASON}"
     values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in step.arguments.items()
     }
     if "seed" in values:
-        raise UserError(f"`policy`: {step.name} takes no seed: that of the run decides")
+        raise UserError(f"{step.name} takes no seed: that of the run decides", policy=...)
     with user_errors((TypeError, ValueError), refused), contextlib.ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
         keras.config.set_dtype_policy("float32")  # of the layers within a layer, too
@@ -262,9 +262,9 @@ def _imported(path: str) -> type[keras.layers.Layer]:
     module, _, name = path.rpartition(".")
     if _is_safe(path):
         return getattr(keras.layers, name)
-    kind = getattr(import_allowed(module, f"`policy={path}`"), name, None)
+    kind = getattr(import_allowed(module, policy=path), name, None)
     if not (isinstance(kind, type) and issubclass(kind, keras.layers.Layer)):
-        raise UserError(f"`policy`: {path} is no Keras layer")
+        raise UserError(f"{path} is no Keras layer", policy=...)
     return kind
 
 

@@ -305,11 +305,11 @@ def prepare(
     """
     check_not_negative(shrink=shrink)
     check_positive(max_pixels=max_pixels)
-    check_choice("`bad_images`", bad_images, ("error", "skip"))
+    check_choice("bad_images", bad_images, ("error", "skip"))
     files.require_local(out, "out")
     out = Path(out)
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UserError(f"`out={out}` holds files already; name a new or an empty folder")
+        raise UserError("holds files already; name a new or an empty folder", out=out)
     for dataset in splits.values():
         if dataset.pairs is not None or dataset.label_rows is not None:
             raise UserError(
@@ -333,7 +333,7 @@ def prepare(
             if any(faults.values()) and bad_images == "error":
                 raise UserError(
                     f"{bad_images_in_words(splits, faults)}: mend or remove them, or pass "
-                    "`bad_images='skip'`"
+                    "bad_images=skip"
                 )
             hidden.rename(out)
     except OSError as error:

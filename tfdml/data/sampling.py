@@ -165,8 +165,7 @@ class ShuffleSampler:
         check_not_negative(seed=seed)
         if batch_size > num_images:
             raise UserError(
-                f"`batch_size={batch_size}`, but the data has {num_images} images; lower "
-                "`batch_size`"
+                f"the data has {num_images} images; lower batch_size", batch_size=batch_size
             )
         self.num_images, self._seed = num_images, seed
         self.batch_size = batch_size
@@ -213,7 +212,7 @@ class PairSampler:
         self.num_images = int(self._pairs.max(initial=-1)) + 1
         if batch_size % width or batch_size // width > count:
             most = f"up to {count * width}, as there are {count} pairs or triplets"
-            raise UserError(f"`batch_size={batch_size}` must be a multiple of {width}, {most}")
+            raise UserError(f"must be a multiple of {width}, {most}", batch_size=batch_size)
         self._order, self._shuffle = ShuffleSampler(count, batch_size // width, seed), shuffle
         self.batch_size, self.steps_per_epoch = batch_size, self._order.steps_per_epoch
 
@@ -240,7 +239,7 @@ class _ClassSampler:
     ):
         check_positive(classes_per_batch=classes_per_batch, images_per_class=images_per_class)
         check_not_negative(seed=seed)
-        check_choice("`short_classes`", short_classes, SHORT_CLASSES)
+        check_choice("short_classes", short_classes, SHORT_CLASSES)
         classes = ClassIndex.of(labels)
         self._is_sampled = classes.counts >= (images_per_class if short_classes == "drop" else 1)
         self._classes = classes.select(self._is_sampled)
@@ -304,15 +303,12 @@ class ClassBalancedSampler(_ClassSampler):
     ):
         super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
         if classes_per_batch > len(self._classes):
-            fault = (
-                f"`classes_per_batch={classes_per_batch}`, but the data has {len(self._classes)} "
-                "classes"
-            )
-            advice = "lower `classes_per_batch`"
+            fault = f"the data has {len(self._classes)} classes"
+            advice = "lower classes_per_batch"
             if short_classes == "drop":
-                fault += f" with at least `images_per_class={images_per_class}` images"
-                advice += ", lower `images_per_class` or use `short_classes='repeat'`"
-            raise UserError(f"{fault}; {advice}")
+                fault += f" with at least images_per_class={images_per_class} images"
+                advice += ", lower images_per_class or use short_classes=repeat"
+            raise UserError(f"{fault}; {advice}", classes_per_batch=classes_per_batch)
 
     def _classes_of(self, step: int) -> np.ndarray:
         num_classes, p = len(self._classes), self.classes_per_batch
@@ -374,8 +370,7 @@ class NeighborSampler(ClassBalancedSampler):
         check_positive(anchor_classes=anchor_classes)
         if anchor_classes > classes_per_batch:
             raise UserError(
-                f"`anchor_classes={anchor_classes}` is above "
-                f"`classes_per_batch={classes_per_batch}`"
+                f"is above classes_per_batch={classes_per_batch}", anchor_classes=anchor_classes
             )
         self._anchors = anchor_classes
         self._tables = [(0, np.zeros((len(self._classes), 0), np.int64))]
@@ -480,11 +475,11 @@ class HierarchicalSampler(_ClassSampler):
     ):
         super().__init__(labels, classes_per_batch, images_per_class, seed, short_classes)
         check_positive(super_classes_per_batch=super_classes_per_batch)
-        check_choice("`weights`", weights, WEIGHTS)
+        check_choice("weights", weights, WEIGHTS)
         self._group, remainder = divmod(classes_per_batch, super_classes_per_batch)
         if remainder:
-            divisor = f"`super_classes_per_batch={super_classes_per_batch}`"
-            raise UserError(f"`classes_per_batch={classes_per_batch}` is no multiple of {divisor}")
+            divisor = f"super_classes_per_batch={super_classes_per_batch}"
+            raise UserError(f"is no multiple of {divisor}", classes_per_batch=classes_per_batch)
         kinds = _kind_of_classes(labels, super_labels)[self._is_sampled]
         self._by_kind, self._starts, self._counts = _members(kinds, self._group)
         if len(self._counts) < super_classes_per_batch:
@@ -492,10 +487,8 @@ class HierarchicalSampler(_ClassSampler):
                 f"the data has {len(self._counts)} super-classes with at least {self._group} "
                 "classes"
             )
-            advice = "lower `super_classes_per_batch` or `classes_per_batch`"
-            raise UserError(
-                f"`super_classes_per_batch={super_classes_per_batch}`, but {fault}; {advice}"
-            )
+            advice = "lower super_classes_per_batch or classes_per_batch"
+            raise UserError(f"{fault}; {advice}", super_classes_per_batch=super_classes_per_batch)
         self._rows = super_classes_per_batch
         shared = np.gcd.reduce(self._counts, initial=self._group)
         turns = self._counts // shared if weights == "proportional" else np.ones_like(self._counts)
@@ -619,13 +612,12 @@ class WholeClassSampler:
         num_images = self._classes.num_images
         if batch_size > num_images:
             raise UserError(
-                f"`batch_size={batch_size}`, but the data has {num_images} images; lower "
-                "`batch_size`"
+                f"the data has {num_images} images; lower batch_size", batch_size=batch_size
             )
         large = int((self._classes.counts >= batch_size).sum())
         if large:
             text = (
-                "%d of %d classes have `batch_size=%d` images or more: a batch that begins with "
+                "%d of %d classes have batch_size=%d images or more: a batch that begins with "
                 "one has no negatives"
             )
             logging.warning(text, large, len(self._classes), batch_size)
@@ -725,8 +717,7 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
     """
     if batch_size % count:
         advice = (
-            "make `batch_size` (or `classes_per_batch` times `images_per_class`) a multiple of "
-            f"{count}"
+            f"make batch_size (or classes_per_batch times images_per_class) a multiple of {count}"
         )
         raise UserError(
             f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: "
@@ -789,7 +780,7 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         keras.utils.PyDataset.__init__(self, **options)
         y = integer_labels(y, "y", rows=True)
         if len(x) != len(y):
-            raise UserError(f"`x` has {len(x)} images and `y` has {len(y)} labels")
+            raise UserError(f"has {len(x)} images and y has {len(y)} labels", x=...)
         require_images(sampler, len(x))
         self.x, self.y, self.sampler, self.epoch = x, y, sampler, 0
         self._follows_epochs = False
@@ -803,8 +794,8 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         if self._next is not None and index >= self._next:
             if index > self._next:
                 raise UserError(
-                    "the batches of a sampler have an order: give fit `shuffle=False`, and no "
-                    "`steps_per_epoch`"
+                    "the batches of a sampler have an order: give fit shuffle=False, and no "
+                    "steps_per_epoch"
                 )
             self._next += 1
         rows = self.sampler.batch(self.epoch * len(self) + index)

@@ -269,7 +269,7 @@ def as_color(value: Any) -> Color:
 
 def check_sizes(resize: int, image_size: int, resize_mode: str) -> None:
     """Raise an error where no view could be taken."""
-    check_choice("`resize_mode`", resize_mode, MODES)
+    check_choice("resize_mode", resize_mode, MODES)
     if not 1 <= image_size <= resize:
         raise UserError(
             f"image_size must be from 1 px to resize, but is {image_size}, and resize is {resize}"
@@ -339,7 +339,7 @@ class TrainTransform:
 
     def __post_init__(self):
         object.__setattr__(self, "pad_color", as_color(self.pad_color))
-        check_choice("`augmentation`", self.augmentation, KINDS)
+        check_choice("augmentation", self.augmentation, KINDS)
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", Policy.of(self.policy))
         # A crop that varies in size never passes through `resize`.

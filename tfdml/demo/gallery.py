@@ -147,7 +147,7 @@ def open_gallery(
             if not 0 < len(rows.ids) <= MOST_ROWS:
                 count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
                 raise UserError(
-                    f"`uri={database.address}` holds {count}; the demo shows 1 to {MOST_ROWS:,}"
+                    f"holds {count}; the demo shows 1 to {MOST_ROWS:,}", uri=str(database.address)
                 )
             names = [
                 path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)
@@ -158,7 +158,7 @@ def open_gallery(
             )
     if holds_embeddings(address):
         stored = read_embeddings(address)
-        check_same_model(stored.model, model.fingerprint(), f"`gallery={address}` and the queries")
+        check_same_model(stored.model, model.fingerprint(), f"gallery={address} and the queries")
         return Gallery(address, stored.names, stored.embeddings, stored.classes, folder, distance)
     dataset = load("folder", address, "all")
     print(

@@ -163,7 +163,7 @@ class EmbeddingBackend(abc.ABC):
             takes, holds = (
                 f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size)
             )
-            advice = "a head takes `features`, and behind its embedder (`stack`) images"
+            advice = "a head takes features, and behind its embedder (stack) images"
             raise UserError(
                 f"{self.address} embeds {takes}, but {dataset.name} holds {holds}; {advice}"
             )
@@ -296,7 +296,7 @@ def views_of(
         raise ValueError(f"crops must be 1 or 5, not {crops}")
     if crops > 1 and transform.resize == transform.image_size:
         raise UserError(
-            f"`crops={crops}`: images of {transform.resize} px leave no room for other crops"
+            f"images of {transform.resize} px leave no room for other crops", crops=crops
         )
     plain = {
         field.name: getattr(transform, field.name)
@@ -370,9 +370,7 @@ class _ViewBackend(EmbeddingBackend):
         try:
             yield from self._vectors(batches, padded)
         except tf.errors.OpError as error:
-            raise (
-                explain_failure(error, dataset, leave_out="`bad_images='skip'`") or error
-            ) from None
+            raise (explain_failure(error, dataset, leave_out="bad_images=skip") or error) from None
 
     def _stream_readable(
         self, images: Images, batch_size: int
@@ -533,15 +531,15 @@ class SavedModelEmbedder(EmbeddingBackend):
         compare_with_card(self.path)
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(
-            Exception, f"`model={path}` cannot be loaded as SavedModel: {REASON}", keep="last"
+            Exception, f"cannot be loaded as SavedModel: {REASON}", keep="last", model=path
         ):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
         if "embed_each" not in self.loaded.signatures:
             names = ", ".join(self.loaded.signatures)
             raise UserError(
-                f"`model={path}`: the SavedModel has no signature embed_each, only {names}: export "
-                "it again"
+                f"the SavedModel has no signature embed_each, only {names}: export it again",
+                model=path,
             )
         self.embeds_texts = "embed_texts" in self.loaded.signatures
 
@@ -613,20 +611,18 @@ class ViewFile(_ViewBackend):
             or shape[1] != shape[2]
         ):
             what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
-            raise UserError(
-                f"`model={path}`: it must take {what}, not {', '.join(types)} and {shape}"
-            )
+            raise UserError(f"it must take {what}, not {', '.join(types)} and {shape}", model=path)
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
         self.view = view_of_card(card_of(self.path))
         if self.view is None:
             raise UserError(
-                f"`model={path}`: no {CARD} describes its view: copy that of its export next to it"
+                f"no {CARD} describes its view: copy that of its export next to it", model=path
             )
         if self.view["image_size"] != shape[1]:
             raise UserError(
-                f"`model={path}` takes {shape[1]} px, but its {CARD} states "
-                f"{self.view['image_size']} px"
+                f"takes {shape[1]} px, but its {CARD} states {self.view['image_size']} px",
+                model=path,
             )
         self.transform = EvaluationTransform(**self.view)
 
@@ -665,7 +661,7 @@ def _open_litert(
     path: Path, threads: int
 ) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
     kind = litert_interpreter()
-    message = f"`model={path}` cannot be loaded as a .tflite file: {REASON}"
+    message = f"model={path} cannot be loaded as a .tflite file: {REASON}"
     with user_errors((ValueError, RuntimeError), message, keep="last"):
         interpreter = kind(model_path=str(path), num_threads=threads)
         interpreter.allocate_tensors()
@@ -704,7 +700,7 @@ def _open_onnx(
     options.intra_op_num_threads = threads
     # Its own kinds of errors derive from nothing narrower.
     with user_errors(
-        Exception, f"`model={path}` cannot be loaded as an .onnx file: {REASON}", keep="last"
+        Exception, f"cannot be loaded as an .onnx file: {REASON}", keep="last", model=path
     ):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs, outputs = session.get_inputs(), session.get_outputs()
@@ -738,8 +734,7 @@ def load_backend(
     """
     if is_remote(model) and not in_store(model):
         raise UserError(
-            f"`model={model}` is neither a file or folder nor in a store: name what the server "
-            "loads"
+            "is neither a file or folder nor in a store: name what the server loads", model=model
         )
     path = Path(local_copy(model))
     if path.suffix in _KIND_OF_FILE:
@@ -751,5 +746,5 @@ def load_backend(
         str(file.relative_to(path)) for suffix in _KIND_OF_FILE for file in path.rglob(f"*{suffix}")
     )
     if names:
-        raise UserError(f"`model={model}` holds no SavedModel: name one of {', '.join(names)}")
+        raise UserError(f"holds no SavedModel: name one of {', '.join(names)}", model=model)
     return KerasEmbedder(path, truncate_dim)

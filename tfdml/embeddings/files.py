@@ -228,7 +228,7 @@ class StoredEmbeddings(ImageTable):
         if not len(rows):
             roles = ", ".join(sorted(set(self.roles.tolist())))
             raise UserError(
-                f"{self.source} holds no {name} images, only {roles}; name another `split`"
+                f"{self.source} holds no {name} images, only {roles}; name another split"
             )
         groups = None if self.groups is None else self.groups[rows]
         part: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
@@ -268,7 +268,7 @@ def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
         array([[0.6, 0.8]], dtype=float32)
     """
     if not 1 <= dim <= vectors.shape[1]:
-        raise UserError(f"`truncate_dim={dim}`: the embeddings have {vectors.shape[1]} dimensions")
+        raise UserError(f"the embeddings have {vectors.shape[1]} dimensions", truncate_dim=dim)
     first = np.asarray(vectors[:, :dim], np.float64)
     return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(
         np.float32
@@ -682,8 +682,7 @@ class EmbeddingFolder:
             value = files.read_json(self.path(MANIFEST), remedy=remedy)
             if (value.get("format"), value.get("version")) != (FORMAT, VERSION):
                 raise UserError(
-                    f"`folder={self.folder}` holds a {MANIFEST} of something else; name a new "
-                    "folder"
+                    f"holds a {MANIFEST} of something else; name a new folder", folder=self.folder
                 )
             self._compare(
                 files.fields(value, {"identity": dict}, self.path(MANIFEST), remedy)["identity"]
@@ -694,9 +693,7 @@ class EmbeddingFolder:
             if _PART.fullmatch(name):
                 self._record(name, whole=False)
             elif name != BAD_IMAGES:
-                raise UserError(
-                    f"`folder={self.folder}` holds other files ({name} ...); name another"
-                )
+                raise UserError(f"holds other files ({name} ...); name another", folder=self.folder)
 
     def _compare(self, identity: Mapping[str, Any]) -> None:
         different = differences(
@@ -704,7 +701,7 @@ class EmbeddingFolder:
         )
         if different:
             raise UserError(
-                f"`folder={self.folder}` was begun with something else: {different}; name another"
+                f"was begun with something else: {different}; name another", folder=self.folder
             )
 
     @contextlib.contextmanager
@@ -751,7 +748,7 @@ class EmbeddingFolder:
             return None
         text = (schema.metadata or {}).get(_KEY)
         if text is None:
-            raise UserError(f"`folder={self.folder}` holds other files ({name} ...); name another")
+            raise UserError(f"holds other files ({name} ...); name another", folder=self.folder)
         about = files.fields(
             files.parse_json(text, self.path(name)),
             {"identity": dict, "bad": list},

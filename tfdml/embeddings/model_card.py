@@ -134,7 +134,7 @@ def view_of_card(path: Path | None) -> dict[str, Any] | None:
     view: Any = read_json(path).get("view")
     if isinstance(view, dict) and "dimension" in view:
         raise UserError(
-            f"{path} is of a head, which embeds vectors and no images: export it with `stack_on`"
+            f"{path} is of a head, which embeds vectors and no images: export it with stack_on"
         )
     try:
         fields(view, {"resize": int, "image_size": int, "resize_mode": str}, "view")

@@ -173,5 +173,5 @@ def images_of(source: str | Sequence[str]) -> ImageTable:
     else:
         paths = [path for pattern in sources for path in images_named("input", pattern)]
     if not paths:
-        raise UserError(f"`input={','.join(sources)}` names no image")
+        raise UserError("names no image", input=",".join(sources))
     return ImageTable(tuple(paths), labels, roles, class_names, groups)

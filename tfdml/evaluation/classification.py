@@ -362,9 +362,9 @@ def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS)
     match = re.fullmatch(rf"({'|'.join(kinds)})=([\d.]+(?:e-?\d+)?)", text)
     if match is None or not 0 < float(match[2]) < 1:
         choices = " or ".join(f"{kind}=" for kind in kinds)
+        example = f"{kinds[0]}=0.001"
         raise UserError(
-            f"`{argument}={text}`: write {choices} and a number from 0 to 1, such as "
-            f"{kinds[0]}=0.001"
+            f"write {choices} and a number from 0 to 1, such as {example}", **{argument: text}
         )
     return {match[1]: float(match[2])}
 
@@ -453,14 +453,14 @@ def calibrate(
     check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
     if fpir is not None:
         if not (prior is views is None):
-            raise UserError("`prior` and `views` go with far= or precision=")
+            raise UserError("go with far= or precision=", prior=..., views=...)
         searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, distance)
         threshold = largest_threshold(searches.unknown, fpir, distance)
         rates_there = searches.rates(threshold, level, new_classes=True)
         size = searches.num_images, searches.num_classes
         return Calibration(threshold, distance, kind, rate, rates_there, level, *size)
     if not (gallery is gallery_labels is own_rows is None):
-        raise UserError("`gallery`, `gallery_labels` and `own_rows` go with fpir=")
+        raise UserError("go with fpir=", gallery=..., gallery_labels=..., own_rows=...)
     pairs = AllPairs(embeddings, labels, distance, views)
     same, different = pairs.histogram.positive, pairs.histogram.negative
     threshold = _of_far(pairs, rate) if kind == "far" else _of_precision(pairs, rate)

@@ -90,7 +90,7 @@ def confidence_intervals(
         >>> interval.mean, interval.low, interval.high
         (0.75, 0.5, 1.0)
     """
-    check_choice("unit of intervals", over, RESAMPLED)
+    check_choice("over", over, RESAMPLED)
     if resamples < 2:
         raise UserError(f"resamples must be at least 2; got {resamples}")
     check_share(level=level)

@@ -84,7 +84,7 @@ def metric(
         ...     metrics=["miss_rate@1"])["miss_rate@1"]
         0.0
     """
-    check_choice("need of a metric", needs, NEEDS)
+    check_choice("needs", needs, NEEDS)
 
     def add(compute: Callable[..., Any]) -> Callable[..., Any]:
         register("metric", name=name)(compute)
@@ -115,7 +115,7 @@ def find_metric(name: str, needs: Sequence[str] = NEEDS) -> tuple[Metric, int]:
     key = f"{match[1]}@K" if match else name
     choices = [key for key, value in table.items() if value.needs in needs]
     if key not in choices or (match is None and key.endswith("@K")):
-        check_choice("metric", name, [choice for choice in ("recall", *choices) if choice != name])
+        check_choice("metrics", name, [choice for choice in ("recall", *choices) if choice != name])
     return table[key], int(match[2]) if match else 0
 
 

@@ -139,7 +139,7 @@ def evaluate_retrieval(
         1.0
     """
     if intervals is not None:
-        check_choice("unit of intervals", intervals, RESAMPLED)
+        check_choice("intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     names = metric_names(DEFAULT_METRICS if metrics is None else metrics, ks, task.available)
     needing = {
@@ -266,8 +266,8 @@ def values_per_query(
     else:
         if ranked:
             raise UserError(
-                f"{next(iter(ranked))} ranks the whole gallery, `neighbors` do not: choose map@r "
-                "or map@K"
+                f"{next(iter(ranked))} ranks the whole gallery, neighbors do not: choose map@r or "
+                "map@K"
             )
         blocks = _blocks_of(task, neighbors, depth)
     for block, rows, *_ in blocks:
@@ -304,13 +304,14 @@ def _blocks_of(
     least = task.depth_with_ignored(depth)
     if rows.ndim != 2 or len(rows) != count or rows.shape[1] < least or rows.dtype.kind not in "iu":
         raise UserError(
-            f"`neighbors` must be gallery rows ({count}, k), k at least {least} for these metrics; "
-            f"got {rows.dtype} {rows.shape}"
+            f"must be gallery rows ({count}, k), k at least {least} for these metrics; got "
+            f"{rows.dtype} {rows.shape}",
+            neighbors=...,
         )
     if rows.min() < -1 or rows.max() >= len(task.gallery):
         raise UserError(
-            f"`neighbors` must lie in 0 .. {len(task.gallery) - 1}, the rows of the gallery, or be "
-            "-1"
+            f"must lie in 0 .. {len(task.gallery) - 1}, the rows of the gallery, or be -1",
+            neighbors=...,
         )
     ordered = np.sort(
         rows if task.own_rows is None else np.column_stack([rows, task.own_rows]), axis=1
@@ -319,8 +320,8 @@ def _blocks_of(
     if twice.any():
         query = np.flatnonzero(twice.any(axis=1))[0]
         raise UserError(
-            f"`neighbors` of query {query} have a gallery row twice, or the query itself: leave it "
-            "out"
+            f"of query {query} have a gallery row twice, or the query itself: leave it out",
+            neighbors=...,
         )
     for block in exact.row_blocks(count, 4096):
         yield block, exact.left_over(rows[block], task.relevance.ignored(block, rows[block]), depth)

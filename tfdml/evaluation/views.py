@@ -275,7 +275,7 @@ def evaluate_zero_shot(
     classes, labels = check_embeddings(classes, "class embeddings"), integer_labels(labels)
     if labels.size and not (labels.min() >= 0 and labels.max() < len(classes)):
         ends = f"{labels.min()} to {labels.max()}"
-        raise UserError(f"labels must be rows of `classes`, 0 to {len(classes) - 1}; got {ends}")
+        raise UserError(f"labels must be rows of classes, 0 to {len(classes) - 1}; got {ends}")
     rows = list(range(len(classes)))
     # Made distinct, as two classes may have one name.
     titles = [f"{name} (row {row})" for row, name in enumerate(class_names or ())]

@@ -72,7 +72,7 @@ def convert_litert(
         >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
         True
     """
-    check_choice("`precision`", precision, PRECISIONS)
+    check_choice("precision", precision, PRECISIONS)
     if precision != "int8":
         return _converted(_module(embedder), precision)
     if isinstance(embedder, Head | AttentionEnsemble) or not isinstance(embedder, Embedder):
@@ -239,7 +239,7 @@ def check_onnx() -> None:
         if importlib.util.find_spec(name) is None
     ]
     if missing:
-        raise UserError(f"`formats='onnx'` needs {', '.join(missing)}: pip install 'tfdml[onnx]'")
+        raise UserError(f"needs {', '.join(missing)}: pip install 'tfdml[onnx]'", formats="onnx")
 
 
 def convert_onnx(embedder: AnyEmbedder) -> bytes:

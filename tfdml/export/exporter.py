@@ -259,7 +259,7 @@ def export_model(
     text_embedder = text_embedder and saved_model.in_float32(text_embedder)
     if servable and options.max_pixels < resize**2:
         raise UserError(
-            f"`max_pixels={options.max_pixels}`: images are resized to {resize} x {resize} pixels"
+            f"images are resized to {resize} x {resize} pixels", max_pixels=options.max_pixels
         )
     test = whole_classes(test, options.images)
     with saved_model.new_version(folder) as (hidden, path):
@@ -305,8 +305,7 @@ def export_model(
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept "
-                "more knowingly with "
-                "`min_cosine` or `max_recall_drop`"
+                "more knowingly with min_cosine or max_recall_drop"
             )
         signatures = tf.saved_model.load(str(hidden)).signatures if servable else {}
         if servable:
@@ -412,8 +411,8 @@ def choose_calibration(
         return None
     if calibration.distance != "euclidean":
         raise UserError(
-            f"`calibrate={option}`: the threshold is of {calibration.distance} distances, not of "
-            "Euclidean"
+            f"the threshold is of {calibration.distance} distances, not of Euclidean",
+            calibrate=option,
         )
     report(str(calibration))
     return calibration
@@ -521,12 +520,12 @@ def export_run(
     options = options or ExportOptions()
     if whitening is not None:
         batches = evaluation_batches(train, EvaluationTransform.of(embedder), _BATCH_SIZE)
-        with user_errors((TypeError, ValueError), f"`whitening`: {REASON}"):
+        with user_errors((TypeError, ValueError), REASON, whitening=...):
             embedder = with_whitening(embedder, embed(embedder, batches), **whitening)
         about["whitening"] = dict(whitening)
     if truncate_dim:
         about["truncated_from"] = embedder.embedding_dim
-        with user_errors(ValueError, f"`truncate_dim={truncate_dim}`: {REASON}"):
+        with user_errors(ValueError, REASON, truncate_dim=truncate_dim):
             embedder = TruncatedEmbedder(embedder, truncate_dim)
         embedder.build((None, *embedder.view_shape))
     if stack_on or whitening is not None or truncate_dim:
@@ -561,7 +560,7 @@ def load_run(
             load_run(stack_on, data_dir=data_dir),
             load_run(run_dir, moments),
         )
-        with user_errors(ValueError, f"`run_dir={run_dir}`, `stack_on={stack_on}`: {REASON}"):
+        with user_errors(ValueError, REASON, run_dir=run_dir, stack_on=stack_on):
             return stack(embedder, head), experiment
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)

@@ -436,7 +436,7 @@ def require_local(path: str | os.PathLike, argument: str) -> None:
     """
     # A `Path` has made one slash of two.
     if re.match(r"\w+:/", os.fspath(path)):
-        raise UserError(f"`{argument}={path}`: only local folders can be used here; name one")
+        raise UserError("only local folders can be used here; name one", **{argument: path})
 
 
 def require_writable(path: str | os.PathLike, argument: str) -> None:
@@ -460,7 +460,7 @@ def require_writable(path: str | os.PathLike, argument: str) -> None:
         fits = path_is_free and os.access(os.path.dirname(os.path.realpath(path)), os.W_OK)
     if not fits:
         raise UserError(
-            f"`{argument}={path}` cannot be written: name a file in a folder that is there"
+            "cannot be written: name a file in a folder that is there", **{argument: path}
         )
 
 
@@ -586,7 +586,7 @@ def locked(
         ...     write_whole("flags.txt", b"text")
     """
     if not os.path.isdir(folder):
-        raise UserError(f"`{argument}={folder}`: there is no such folder")
+        raise UserError("there is no such folder", **{argument: folder})
     import filelock
 
     path = os.path.join(folder, name)
@@ -594,7 +594,7 @@ def locked(
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise UserError(f"`{argument}={folder}`: another process is writing into it") from None
+        raise UserError("another process is writing into it", **{argument: folder}) from None
     except OSError as error:
         raise unwritable(folder, error) from error
     try:

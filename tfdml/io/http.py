@@ -37,7 +37,7 @@ def listen(host: str, port: int) -> socket.socket:
         True
     """
     with user_errors(
-        OSError, f"`port={port}` of {host} cannot be opened: {REASON}; name another, or 0 for any"
+        OSError, f"{host} has no such free port: {REASON}; name another, or 0 for any", port=port
     ):
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET

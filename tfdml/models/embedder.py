@@ -98,7 +98,7 @@ def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection
         raise ValueError(f"head must be a keras.layers.Layer or keras.Model, not {head!r}")
     if not projection_bias:
         raise ValueError(
-            "projection_bias=False is of the dense layer, whose place `head` takes: leave out one "
+            "projection_bias=False is of the dense layer, whose place head takes: leave out one "
             "of them"
         )
     shape = tuple(head.compute_output_shape((None, features)))

@@ -255,7 +255,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             # Keras 3.15 does not find the replicas' results in its loop, and devices of JAX wait
             # for each other.
             raise UserError(
-                f"`steps_per_execution={together}` works on one device, and there are several"
+                "works on one device, and there are several", steps_per_execution=together
             )
         super().compile(optimizer=optimizer, **options)
 
@@ -496,8 +496,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         steps_per_epoch, together = options.get("steps_per_epoch") or 0, self.steps_per_execution
         if steps_per_epoch % together:
             raise UserError(
-                f"`steps_per_epoch={steps_per_epoch}` is no multiple of "
-                f"`steps_per_execution={together}`"
+                f"is no multiple of steps_per_execution={together}", steps_per_epoch=steps_per_epoch
             )
         if options["y"] is not None and options["y"].ndim == 1:
             require_classes(options["y"], "training")
@@ -541,7 +540,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         if size is not None and size != own:
             warnings.warn(
                 f"the training images have {size} px, and the embedder evaluates and exports views "
-                "of its `image_size` "
+                "of its image_size "
                 f"of {own}: give the batches transform=TrainTransform(image_size={own}), or the "
                 "embedder "
                 f"image_size={size}",

@@ -286,8 +286,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
             and labels.shape[1] not in (None, 1)
         ):
             raise UserError(
-                f"{self.name} takes one label for each image, not {labels.shape}: see `positives` "
-                "of its loss"
+                f"{self.name} takes one label for each image, not {labels.shape}: see positives of "
+                "its loss"
             )
         return pairwise.as_labels(labels, rows=self.positives is not None)
 

@@ -72,8 +72,8 @@ def build_objectives(
     for objective in built if relation is not None else ():
         if not objective.takes_label_sets:
             raise UserError(
-                f"`objectives`: {objective.name} learns from classes: choose losses over pairs "
-                "instead"
+                f"{objective.name} learns from classes: choose losses over pairs instead",
+                objectives=...,
             )
         if objective.positives is None and not hasattr(objective, "loss"):
             objective.positives = relation
@@ -128,7 +128,7 @@ def _build(call: Call, weight: float, num_classes: int | None) -> Objective:
             num_classes is None
             and "num_classes" in inspect.signature(_wrapper(cls) or cls).parameters
         ):
-            raise UserError("it needs `num_classes`, the number of training classes")
+            raise UserError("it needs num_classes, the number of training classes")
         if _wrapper(cls):
             return _wrap(cls, arguments, weight, num_classes)
         if "num_classes" in inspect.signature(cls).parameters:
@@ -186,7 +186,7 @@ def _argument(key: str, value: Any) -> Any:
             if issubclass(cls, keras.losses.Loss)
         }
         classes = {**registered("kernel"), **inner}
-        check_choice("kernel or loss", value.name, sorted(classes))
+        check_choice("name", value.name, sorted(classes))
         cls = classes[value.name]
     with _errors_within(value.name):
         arguments = {name: _argument(name, item) for name, item in value.arguments.items()}

@@ -715,8 +715,9 @@ def confusable_classes(
         raise UserError(f"{len(embeddings)} embeddings, but {len(labels)} labels")
     if min(most, neighbors) < 1 or skip_top < 0 or not 0 <= (relative_margin or 0) < 1:
         raise UserError(
-            "`most` and `neighbors` must be at least 1, `skip_top` at least 0, `relative_margin` "
-            "in [0, 1)"
+            "must be at least 1, skip_top at least 0, relative_margin in [0, 1)",
+            most=...,
+            neighbors=...,
         )
     classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
     table = np.full((len(classes), most), -1, np.int32)

@@ -73,7 +73,7 @@ def parse(uri: str) -> Address:
         >>> address.path, address.table
         ('/data/cars', 'vans')
     """
-    where, scheme = f"`uri={redact(uri)}`", uri.partition("://")[0]
+    where, scheme = f"uri={redact(uri)}", uri.partition("://")[0]
     forms = "lancedb:///folder or pgvector://user:password@host:port/database"
     if not is_gallery(uri):
         raise UserError(f"{where}: write {forms}")
@@ -93,7 +93,7 @@ def parse(uri: str) -> Address:
         advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
         # Python's message may quote a part of the password.
         raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
-    with user_errors(UserError, f"{where}: {REASON}"):
+    with user_errors(UserError, REASON, uri=redact(uri)):
         for name in options:
             check_choice("option", name, ("table", "distance"))
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
@@ -188,12 +188,12 @@ class GalleryDatabase(abc.ABC):
         self.address = address
         with self._user_errors("cannot be opened"):
             text = self._open()
-        self.about = None if text is None else About.read(text, f"`uri={address}`")
+        self.about = None if text is None else About.read(text, f"uri={address}")
         if self.about and address.distance not in ("", self.about.distance):
             self.close()
             raise UserError(
-                f"`uri={address}` was made with distance={self.about.distance}; name another "
-                "?table=..."
+                f"was made with distance={self.about.distance}; name another ?table=...",
+                uri=str(address),
             )
 
     def __enter__(self) -> GalleryDatabase:
@@ -244,7 +244,7 @@ class GalleryDatabase(abc.ABC):
             or "" in ids
         ):
             raise UserError(
-                f"give {len(vectors)} vectors as many different `ids` and texts, and no empty id"
+                f"give {len(vectors)} vectors as many different ids and texts, and no empty id"
             )
         if self.about:
             self.check(vectors.shape[1], model, "gallery embeddings")
@@ -309,17 +309,17 @@ class GalleryDatabase(abc.ABC):
         these vectors."""
         about = self._existing()
         if dimension != about.dimension:
-            sizes = f"{dimension} dimensions, `uri={self.address}` has {about.dimension}"
+            sizes = f"{dimension} dimensions, uri={self.address} has {about.dimension}"
             raise UserError(
                 f"{what} have {sizes}: embed both by one model, or name another ?table=..."
             )
-        check_same_model(about.model, model, f"`uri={self.address}` and the {what}")
+        check_same_model(about.model, model, f"uri={self.address} and the {what}")
 
     def _existing(self) -> About:
         if self.about is None:
             raise UserError(
-                f"`uri={self.address}` holds no table {self.address.table}: write it with tfdml "
-                "index"
+                f"holds no table {self.address.table}: write it with tfdml index",
+                uri=str(self.address),
             )
         return self.about
 
@@ -336,7 +336,7 @@ class GalleryDatabase(abc.ABC):
         return {"euclidean": max(raw, 0.0) ** 0.5, "cosine": 1 + raw}.get(self.distance, raw)
 
     def _user_errors(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return user_errors(self._errors, f"`uri={self.address}` {what}: {REASON}")
+        return user_errors(self._errors, f"{what}: {REASON}", uri=str(self.address))
 
     @abc.abstractmethod
     def _open(self) -> str | bytes | None:
@@ -402,7 +402,7 @@ def connect(uri: str) -> GalleryDatabase:
     """
     address = parse(uri)
     scheme = address.parts.scheme
-    with user_errors(ImportError, f"`uri={address}`: {REASON}; pip install 'tfdml[{scheme}]'"):
+    with user_errors(ImportError, f"{REASON}; pip install 'tfdml[{scheme}]'", uri=str(address)):
         module = importlib.import_module(f"tfdml.retrieval.{scheme}_gallery")
     return module.Gallery(address)
 
@@ -484,8 +484,8 @@ def index_embeddings(
     others = [row for row, name in enumerate(ids) if sources.get(name, source) != source]
     if others and not replace:
         count = f"{len(others):,} ids of {stored.source}, of other embeddings, such as"
-        advice = "set `replace=True` to replace these rows, or another `prefix` to keep both"
-        raise UserError(f"`uri={gallery.address}` holds {count} {ids[others[0]]}: {advice}")
+        advice = "set replace=true to replace these rows, or another prefix to keep both"
+        raise UserError(f"holds {count} {ids[others[0]]}: {advice}", uri=str(gallery.address))
     rows = np.array([row for row, name in enumerate(ids) if sources.get(name) != source], int)
     texts = {"path": stored.names, "class": stored.classes, "role": stored.roles}
     for block in row_blocks(len(rows), gallery.batch_rows):

@@ -69,7 +69,7 @@ class Gallery(GalleryDatabase):
         # Who may not create extensions may use one that is there.
         if self._one("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == 0:
             with user_errors(
-                psycopg.Error, f"`uri={self.address}`: have the owner run CREATE EXTENSION vector"
+                psycopg.Error, "have the owner run CREATE EXTENSION vector", uri=str(self.address)
             ):
                 self._run("CREATE EXTENSION IF NOT EXISTS vector")
         self._set_up()

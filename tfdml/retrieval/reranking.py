@@ -110,9 +110,7 @@ def fit_whitening(
     embeddings = exact.unit_rows(exact.check_embeddings(embeddings, "training embeddings"))
     dim = int(dim) or embeddings.shape[1]
     if dim > embeddings.shape[1] or dim >= len(embeddings):
-        raise UserError(
-            f"`dim={dim}`: training embeddings {embeddings.shape} have fewer components"
-        )
+        raise UserError(f"training embeddings {embeddings.shape} have fewer components", dim=dim)
     from tfdml.layers import PrincipalComponents  # Keras, which a search does without
 
     layer = PrincipalComponents(dim, whiten=True, power=power, shrinkage=shrinkage)

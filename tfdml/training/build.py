@@ -122,7 +122,7 @@ def make_embedder(
         # Refuses options before the images are read.
         PrincipalComponents(1, True, **whitening(head))
         if dimension and isinstance(head, Ensemble):
-            raise UserError("has heads on a backbone, and --features have none")
+            raise UserError("has heads on a backbone, and features have none")
         if dimension:
             return ModelHead(dimension, **arguments)
     name, options = settings.backbone.name, settings.backbone.arguments
@@ -171,7 +171,7 @@ def _(head: Ensemble, embedding_dim: int):
 @projection.register
 def _(head: MLP, embedding_dim: int):
     if not embedding_dim:
-        raise UserError("must be positive with --head=mlp", embedding_dim=0)
+        raise UserError("must be positive with head=mlp", embedding_dim=0)
     layers = [
         keras.layers.Dense(head.hidden, activation="relu"),
         keras.layers.Dense(embedding_dim),
@@ -422,7 +422,7 @@ def check_selection(selection: str, metric: str, splits: Splits) -> None:
         return
     if selection == "validation" and images.num_classes < 2:
         raise UserError(
-            "one held-out class selects nothing; raise --holdout_classes", selection=selection
+            "one held-out class selects nothing; raise holdout_classes", selection=selection
         )
     if "/" not in metric and not splits.searched_by_images(selection):
         raise UserError(
@@ -501,7 +501,7 @@ def build_components(
                 f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}"
             )
     if experiment.moment_embedder and not has_orders(learner):
-        raise UserError("--moment_embedder needs one horde(...) in --objectives")
+        raise UserError("needs one horde(...) in objectives", moment_embedder=True)
     cache = plan_cache(data, splits, train_view, steps * sampler.batch_size)
     run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
     return Components(
@@ -543,7 +543,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
     source, found = _read(Path(local_copy(path)).expanduser())
     if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
         raise UserError(
-            f"--start_from={source} holds weights that are not finite: its run had diverged"
+            "holds weights that are not finite: its run had diverged", start_from=source
         )
     parts = checkpoints.parts(learner)
     alike = [
@@ -551,7 +551,7 @@ def start_from(path: str, learner: MetricLearner) -> None:
     ]
     if "backbone" not in alike:
         raise UserError(
-            f"--start_from={source} has another backbone than this run: use the same --backbone"
+            "has another backbone than this run: use the same backbone", start_from=source
         )
     for part in alike:
         for weight, array in zip(parts[part], found.get(part, []), strict=True):
@@ -570,7 +570,7 @@ def check_start(path: str) -> None:
         UserError: There is no such file or folder.
     """
     if path and not Path(local_copy(path)).expanduser().exists():
-        raise UserError(f"--start_from={path}: there is no such file or folder")
+        raise UserError("there is no such file or folder", start_from=path)
 
 
 def _shapes(arrays: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -583,8 +583,8 @@ def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
         run = RunFolder(path)
         *_, path = run.embedder, *run_folder.list_checkpoints(run.checkpoints)
         if not path.is_file():
-            raise UserError(f"--start_from={run.path} holds neither a checkpoint nor an embedder")
-    with user_errors(ValueError, f"--start_from={path}: {REASON}"):
+            raise UserError("holds neither a checkpoint nor an embedder", start_from=run.path)
+    with user_errors(ValueError, REASON, start_from=path):
         return path, _arrays_of(path)
 
 
@@ -600,7 +600,7 @@ def _arrays_of(path: Path) -> dict[str, Sequence[np.ndarray]]:
     embedder = load_embedder(path)
     if not isinstance(embedder, Embedder):
         raise UserError(
-            f"--start_from={path} holds a {type(embedder).__name__}: name the run's embedder.keras"
+            f"holds a {type(embedder).__name__}: name the run's embedder.keras", start_from=path
         )
     parts = checkpoints.embedder_parts(embedder)
     return {
@@ -660,10 +660,10 @@ def _whiten(
     )
     if dim >= len(pooled) or dim > pooled.shape[1]:
         text = (
-            "--head=whitened: %d pooled features of %d images are too few for %d dimensions: it "
+            "head=whitened: %d pooled features of %d images are too few for %d dimensions: it "
             "starts at random"
         )
         logging.warning(text, pooled.shape[1], len(pooled), dim)
         return
-    with user_errors(ValueError, f"--head=whitened: {REASON}"):
+    with user_errors(ValueError, REASON, head="whitened"):
         embedder.whiten(pooled, **options)

@@ -177,8 +177,8 @@ class TrainingMonitor(keras.callbacks.Callback):
         if pairs and logs["d_neg"] < _COLLAPSED:
             raise UserError(
                 f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} "
-                "apart on average; "
-                f"lower the learning rate or change --objectives{self._how_to_start_again()}"
+                "apart on average; lower the learning rate or change "
+                f"objectives{self._how_to_start_again()}"
             )
         record = {
             "epoch": epoch + 1,
@@ -286,8 +286,7 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _diverged(self, what: str) -> UserError:
         return UserError(
             f"the run diverged at step {self.step}: {what}; lower the learning rate or add "
-            "--clip_norm"
-            f"{self._how_to_start_again()}"
+            f"clip_norm{self._how_to_start_again()}"
         )
 
     def _how_to_start_again(self) -> str:

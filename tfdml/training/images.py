@@ -119,7 +119,7 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     options, directory = settings.dataset_options, plain_path(settings.data_dir)
     if settings.features:
         texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
-        with user_errors(TypeError, f"of --features: {REASON}", dataset_options=str(options)):
+        with user_errors(TypeError, f"of features: {REASON}", dataset_options=str(options)):
             train, test = vector_splits(
                 settings.features, directory, **options, texts=texts
             ).values()
@@ -186,15 +186,15 @@ def leave_out(
     names, others = (list(map(composed, table.names)) for table in tables)
     if unknown := sorted(named.difference(names, others)):
         raise UserError(
-            f"`drop={drop}` names {len(unknown):,} images that {train.name} does not have, such as "
-            f"{unknown[0]!r}: "
-            f"correct the names, or take out the rows"
+            f"names {len(unknown):,} images that {train.name} does not have, such as "
+            f"{unknown[0]!r}: correct the names, or take out the rows",
+            drop=drop,
         )
     kept = [row for row, name in enumerate(names) if name not in named]
     if not kept:
-        raise UserError(f"`drop={drop}` leaves no training image")
+        raise UserError("leaves no training image", drop=drop)
     logging.info(
-        "`drop=%s` leaves out %s of %s training images; %s test images that it names stay",
+        "drop=%s leaves out %s of %s training images; %s test images that it names stay",
         *(
             drop,
             f"{len(names) - len(kept):,}",
@@ -239,8 +239,8 @@ def vector_splits(
     tokens = read_embeddings(os.path.expanduser(texts)).embeddings if texts else None
     if tokens is not None and len(tokens) != len(stored):
         raise UserError(
-            f"{texts} has {len(tokens):,} vectors of texts, and --features={path} {len(stored):,} "
-            "of images"
+            f"{texts} has {len(tokens):,} vectors of texts, and features={path} {len(stored):,} of "
+            "images"
         )
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
@@ -256,13 +256,12 @@ def vector_splits(
         roles = np.full(len(stored), "test") if roles is None else roles
     if labels is None:
         raise UserError(
-            f"--features={path} has no labels: put the class of each vector there, as `label` or "
-            "`labels`"
+            "has no labels: put the class of each vector there, as label or labels", features=path
         )
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
         raise UserError(
-            f"--features={path}: {len(bad):,} vectors are not finite, the first in row {bad[0]:,}"
+            f"{len(bad):,} vectors are not finite, the first in row {bad[0]:,}", features=path
         )
     if roles is None:
         assert test_fraction is not None
@@ -464,8 +463,7 @@ def _(choice: Shuffle, settings, train, seed):
 def _(choice: Pairs, settings, train, seed):
     if train.pairs is None:
         raise UserError(
-            f"{train.name} has no given pairs; name their file in --dataset_options",
-            sampling="pairs",
+            f"{train.name} has no given pairs; name their file in dataset_options", sampling="pairs"
         )
     return sampling.PairSampler(train.pairs.rows, settings.batch_size, seed)
 
@@ -476,8 +474,8 @@ def _(choice: Texts, settings, train, seed):
     count = len(np.unique(numbers))
     if size > count:
         raise UserError(
-            f"the training images have {count} different texts: lower it, or use "
-            "--sampling=shuffle, where items of one text are positives",
+            f"the training images have {count} different texts: lower it, or use sampling=shuffle, "
+            "where items of one text are positives",
             batch_size=size,
         )
     return sampling.ClassBalancedSampler(numbers, size, 1, seed)
@@ -610,5 +608,5 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
                 f"of the {name} images of {split.name} a query is compared with {task.available}"
             )
             if ks != DEFAULT_KS:
-                raise UserError(f"{depth}; choose smaller ones, e.g. --ks={fitting}", ks=ks)
+                raise UserError(f"{depth}; choose smaller ones, e.g. ks={fitting}", ks=ks)
             logging.warning("recall@K is measured for K = %s alone: %s", fitting, depth)

@@ -133,7 +133,7 @@ def rate_schedule(
         >>> [round(float(schedule(step)), 3) for step in (0, 9, 10, 60, 110)]
         [0.1, 1.0, 1.0, 0.5, 0.0]
     """
-    check_choice("`kind`", kind, SCHEDULES)
+    check_choice("kind", kind, SCHEDULES)
     if warm_up_steps and warm_up_steps >= total_steps:
         raise UserError(
             f"the warm-up of {warm_up_steps} steps leaves none of the {total_steps} of the run"
@@ -426,7 +426,7 @@ def build_optimizer(
         >>> rates = {"projection": 1e-2, "objectives": 1e-2}
         >>> learner.compile(build_optimizer("adam", learner, 3e-4, rates))
     """
-    check_choice("`name`", name, OPTIMIZERS)
+    check_choice("name", name, OPTIMIZERS)
     if not learner.built:
         learner.build(learner.view_shape)
     parts = learner.parts()
@@ -460,7 +460,9 @@ def _factors(
     unknown = sorted(set(learning_rates) - set(parts))
     if unknown:
         names = ", ".join(dict.fromkeys(parts))
-        raise UserError(f"`learning_rates`: there is no part {unknown[0]!r}; the parts are {names}")
+        raise UserError(
+            f"there is no part {unknown[0]!r}; the parts are {names}", learning_rates=...
+        )
     if isinstance(learning_rate, keras.optimizers.schedules.PiecewiseConstantDecay):
         base = learning_rate.values[0]
     elif isinstance(learning_rate, WarmUp):
@@ -473,7 +475,7 @@ def _factors(
         base = float(learning_rate)
     if learning_rates and base <= 0:
         raise UserError(
-            f"`learning_rate` must be positive where parts have rates of their own, not {base:g}"
+            f"must be positive where parts have rates of their own, not {base:g}", learning_rate=...
         )
     # The backbones of two views share a rate, and so do their projections, unless they have their
     # own.

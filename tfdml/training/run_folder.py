@@ -116,7 +116,7 @@ class RunFolder:
         """
         if self.is_untouched():
             raise UserError(
-                f"--run_dir={self.path}: the run was stopped before it began; leave out --resume"
+                "the run was stopped before it began; leave out resume", run_dir=self.path
             )
         with (
             user_errors(
@@ -124,7 +124,7 @@ class RunFolder:
                 f"{self.flags} is damaged: it is no text; start the run again elsewhere",
             ),
             user_errors(
-                OSError, f"--run_dir={self.path} holds no run to resume: there is no {self.flags}"
+                OSError, f"holds no run to resume: there is no {self.flags}", run_dir=self.path
             ),
         ):
             text = self.flags.read_text(encoding="utf-8")
@@ -140,11 +140,12 @@ class RunFolder:
         """
         result = self.read_result()
         if result is None:
-            raise UserError(f"--final_of={self.path}: the run has not ended; end it first")
+            raise UserError("the run has not ended; end it first", final_of=self.path)
         if "epoch" not in result:
             raise UserError(
-                f"--final_of={self.path} has several runs: name one, such as {self.path}/seed_0"
+                f"has several runs: name one, such as {self.path}/seed_0", final_of=self.path
             )
+        settings = values_of(self.load_experiment())
         own = {
             "epochs": result["epoch"],
             "steps_per_epoch": self.epoch_length().steps,
@@ -153,7 +154,7 @@ class RunFolder:
         }
         off = {"holdout_classes": 0.0, "holdout_sampling": Random(), "min_steps": 0}
         return {
-            **values_of(self.load_experiment()),
+            **settings,
             **off,
             **own,
             "report": False,
@@ -178,8 +179,9 @@ class RunFolder:
                     else ""
                 )
                 raise UserError(
-                    f"--resume: the run was started with --{name}={flag_text(old)}, not "
-                    f"{flag_text(new)}; leave it out{end}"
+                    f"the run was started with {name}={flag_text(old)}, not {flag_text(new)}; "
+                    f"leave it out{end}",
+                    resume=True,
                 )
 
     def read_result(self) -> dict[str, Any] | None:
@@ -194,13 +196,12 @@ class RunFolder:
     def check_new(self) -> None:
         """Raise a `UserError` if a run could lose something by being written here."""
         with user_errors(
-            (OSError, UnicodeEncodeError),
-            f"--run_dir={str(self.path)[:100]!r} cannot be used: {REASON}",
+            (OSError, UnicodeEncodeError), f"cannot be used: {REASON}", run_dir=str(self.path)[:100]
         ):
             taken = self.path.exists() and not self.is_untouched()
         if taken:
             raise UserError(
-                f"--run_dir={self.path} exists already: continue it with --resume, or name another"
+                "exists already: continue it with resume, or name another", run_dir=self.path
             )
 
     @contextlib.contextmanager
@@ -225,7 +226,7 @@ class RunFolder:
         Raises:
             UserError: It cannot be made, or has become that of another run.
         """
-        with user_errors(OSError, f"--run_dir={self.path} cannot be made: {REASON}"):
+        with user_errors(OSError, f"cannot be made: {REASON}", run_dir=self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.locked():
             self.check_new()
@@ -251,7 +252,7 @@ class RunFolder:
             write_json(self.data, data)
         elif changed := differences(read_json(self.data), data):
             raise UserError(
-                f"--resume: the images are not those of the start ({changed}): bring them back"
+                f"the images are not those of the start ({changed}): bring them back", resume=True
             )
         now = environment(devices)
         if not self.environment.is_file():
@@ -261,8 +262,8 @@ class RunFolder:
         if before["backend"] != now["backend"]:
             advice = f"set KERAS_BACKEND={before['backend']}"
             raise UserError(
-                f"--resume: the run was started on {before['backend']}, not on {now['backend']}: "
-                f"{advice}"
+                f"the run was started on {before['backend']}, not on {now['backend']}: {advice}",
+                resume=True,
             )
         if changed := differences(_arithmetic(before), _arithmetic(now)):
             text = (

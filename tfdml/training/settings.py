@@ -183,13 +183,13 @@ class DataSettings(Settings):
         super().__post_init__()
         fits = isinstance(self.augmentation, (RandomCrop, Centered))
         if fits and self.resize < self.image_size:
-            raise UserError(f"is smaller than --image_size={self.image_size}", resize=self.resize)
+            raise UserError(f"is smaller than image_size={self.image_size}", resize=self.resize)
         if self.features and self.policy:
-            raise UserError("changes images, and --features are vectors", policy=str(self.policy))
+            raise UserError("changes images, and features are vectors", policy=str(self.policy))
         of_vectors = isinstance(self.text_backbone, Vectors)
         if self.text_backbone and bool(self.features) != of_vectors:
             raise UserError(
-                "stored vectors of texts go with --features alone",
+                "stored vectors of texts go with features alone",
                 text_backbone=str(self.text_backbone),
             )
 
@@ -383,7 +383,7 @@ class OptimizationSettings(Settings):
             raise UserError("the epochs must ascend", drop_epochs=self.drop_epochs)
         if self.warm_up_epochs and self.warm_up_epochs >= self.epochs:
             raise UserError(
-                f"leaves none of --epochs={self.epochs}", warm_up_epochs=self.warm_up_epochs
+                f"leaves none of epochs={self.epochs}", warm_up_epochs=self.warm_up_epochs
             )
 
     @condition("an epoch in it that is below --epochs")
@@ -491,11 +491,11 @@ class EvaluationSettings(Settings):
             raise UserError("name at least one K, e.g. 1,2,4", ks="")
         if self.moment_embedder and self.selection != "last":
             raise UserError(
-                "needs the moments of the last epoch: use --selection=last", moment_embedder=True
+                "needs the moments of the last epoch: use selection=last", moment_embedder=True
             )
         direction, _, metric = self.selection_metric.rpartition("/")
         if 1 not in self.ks and self.selection != "last" and metric == "recall@1":
-            raise UserError("--selection_metric=recall@1 goes by the K of 1: add it", ks=self.ks)
+            raise UserError("selection_metric=recall@1 goes by the K of 1: add it", ks=self.ks)
         if metric in USUAL_METRICS + PAIR_METRICS and not direction:
             return
         from tfdml.evaluation.metrics import find_metric
@@ -583,8 +583,7 @@ class RunSettings(Settings):
         super().__post_init__()
         if not self.run_dir:
             raise UserError(
-                "--run_dir is missing: name the folder that the run writes, e.g. "
-                "--run_dir=runs/first"
+                "is missing: name the folder that the run writes, e.g. runs/first", run_dir=...
             )
         several = self.seed_list()
         if self.seeds and not 2 <= len(several) == len(set(several)) <= _MOST_SEEDS:
@@ -643,15 +642,15 @@ class Experiment(
         super().__post_init__()
         if self.folds and (self.seeds or self.holdout_classes):
             raise UserError(
-                "holds out classes itself, with one seed: leave out --holdout_classes and --seeds",
+                "holds out classes itself, with one seed: leave out holdout_classes and seeds",
                 folds=self.folds,
             )
         if self.selection == "validation" and not (self.holdout_classes or self.folds):
             raise UserError(
-                "needs held-out classes: add e.g. --holdout_classes=0.1", selection="validation"
+                "needs held-out classes: add e.g. holdout_classes=0.1", selection="validation"
             )
         if "/" in self.selection_metric and not self.text_backbone:
-            raise UserError("texts need a --text_backbone", selection_metric=self.selection_metric)
+            raise UserError("texts need a text_backbone", selection_metric=self.selection_metric)
 
     def part(self, stage: type[_Stage]) -> _Stage:
         """Return the settings of one stage.

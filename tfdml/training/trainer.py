@@ -88,7 +88,9 @@ def train(
     workers.check_backend()
     if experiment.seeds or experiment.folds:
         if finish:
-            raise UserError("--finish ends one run: name its folder, such as --run_dir=RUN/seed_0")
+            raise UserError(
+                "ends one run: name its folder, such as run_dir=RUN/seed_0", finish=True
+            )
         return _train_several(experiment, resume, saved)
     folder = RunFolder(experiment.run_dir)
     if experiment.deterministic and experiment.logical_devices < 2:
@@ -182,8 +184,7 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
     """
     if workers.rank_and_count()[1] > 1:
         raise UserError(
-            "--seeds and --folds train run after run in one process: leave them out where several "
-            "train"
+            "seeds and folds train run after run in one process: leave them out where several train"
         )
     folder = RunFolder(experiment.run_dir)
     resume = resume and not folder.is_untouched()

@@ -379,7 +379,7 @@ def check_logger(path: str) -> None:
         UserError: As `check_allowed`.
     """
     if path:
-        check_allowed(path.rpartition(".")[0], f"--log_to={path}")
+        check_allowed(path.rpartition(".")[0], log_to=path)
 
 
 def logger_of(path: str) -> list[keras.callbacks.Callback]:
@@ -395,12 +395,12 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
     if not path:
         return []
     module, _, name = path.rpartition(".")
-    functions = import_allowed(module, f"--log_to={path}")
+    functions = import_allowed(module, log_to=path)
     # Whatever the module of a user, or a server that is not there, raises.
-    with user_errors(Exception, f"--log_to={path}: {REASON}", named=True):
+    with user_errors(Exception, REASON, named=True, log_to=path):
         callback = getattr(functions, name)()
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(
-            f"--log_to={path} makes a {type(callback).__name__}, not a keras.callbacks.Callback"
+            f"makes a {type(callback).__name__}, not a keras.callbacks.Callback", log_to=path
         )
     return [callback]

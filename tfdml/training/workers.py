@@ -515,7 +515,7 @@ def prepare_devices(logical_devices: int = 0) -> None:
     except RuntimeError as error:
         if jax.local_device_count("cpu") != logical_devices:
             raise UserError(
-                f"--logical_devices={logical_devices}: JAX runs already; start a new process"
+                "JAX runs already; start a new process", logical_devices=logical_devices
             ) from error
 
 
@@ -549,7 +549,8 @@ def make_strategy(
     """
     if shard_classes and (keras.backend.backend() != "jax" or not (processes or Processes()).alone):
         raise UserError(
-            "--shard_classes works in one process on JAX: KERAS_BACKEND=jax in front of the command"
+            "works in one process on JAX: KERAS_BACKEND=jax in front of the command",
+            shard_classes=True,
         )
     if keras.backend.backend() == "jax":
         prepare_devices(logical_devices)
@@ -557,8 +558,7 @@ def make_strategy(
     if isinstance(processes, TensorFlowWorkers):
         if logical_devices > 1:
             raise UserError(
-                f"--logical_devices={logical_devices} is of one process: leave it out under "
-                "TF_CONFIG"
+                "is of one process: leave it out under TF_CONFIG", logical_devices=logical_devices
             )
         return processes.strategy
     if logical_devices > 1:
