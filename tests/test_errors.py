@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from tests.cli import commands
-from tfdml.cli.command_line import Command, Flags, Formatter
+from tfdml.cli.command_line import RedactingFormatter
 from tfdml.errors import UserError, redact, redact_text, user_errors
 from tfdml.io.files import printable, write_json
 from tfdml.training import Experiment
@@ -58,7 +58,7 @@ def test_no_password_of_an_address_is_shown(address, tmp_path):
         str(UserError(text, uri=address)),
         str(caught.value),
         (tmp_path / "card.json").read_text(),
-        Formatter(Command("try", print, Flags(), "")).format(record),
+        RedactingFormatter().format(record),
     ]
     for made in texts:
         assert not [secret for secret in SECRETS if secret in made], made
