@@ -38,6 +38,10 @@ PAGES = {
     ],
     "docs/labels.md": ["label_noise/table"],
     "docs/reranking.md": ["reranking_cars196/table"],
+    "docs/training.md": [
+        "final_length/table/glyphs, Recall@1/gain",
+        "final_length/table/cars196, Recall@1/gain",
+    ],
     "docs/two_hosts.md": [
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",

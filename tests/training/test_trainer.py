@@ -279,12 +279,13 @@ def test_a_run_that_is_finished_early_keeps_its_results(step, tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_a_final_model_has_the_steps_of_the_selected_epoch_and_says_what_that_is(
+def test_a_final_model_sees_an_image_as_often_as_the_selected_epoch_had_and_says_so(
     tmp_path, monkeypatch, caplog
 ):
     measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
     settings = RunFolder(tmp_path / "measured").final_settings()
-    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], STEPS)
+    # 3 steps on 32 images, of the 76 of all splits.
+    assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], 7)
     final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})
     splits = dataclasses.replace(
         runs.SPLITS,
@@ -295,14 +296,14 @@ def test_a_final_model_has_the_steps_of_the_selected_epoch_and_says_what_that_is
     monkeypatch.setattr(build, "load_splits", lambda *arguments: splits)
     with caplog.at_level("INFO", logger="absl"):
         result = trainer.train(final).result
-    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * STEPS)
+    assert (result["metrics"], result["steps"]) == ({}, measured["epoch"] * 7)
     message = "\n".join(caplog.messages)
-    assert "3 steps on 8 classes, where the measured run had 3 steps an epoch on 8" in message
-    # 8 images a step: of 56 in the final model, of 32 in the measured run.
-    seen, before = (measured["epoch"] * STEPS * 8 / size for size in (56, 32))
+    assert "7 steps on 8 classes, where the measured run had 3 steps an epoch on 8" in message
+    # 8 images a step, of 56: this final model has none of the validation split.
+    seen = measured["epoch"] * 7 * 8 / 56
+    before = measured["epoch"] * 3 * 8 / 32
     assert f"seen {seen:.1f} times, in the measured run {before:.1f} times" in message
-    # 3 steps times 56 / 32.
-    assert "--steps_per_epoch=5 sees it as often" in message
+    assert "--steps_per_epoch=3 takes as many steps as that run" in message
 
 
 def test_a_folder_killed_before_its_flags_is_as_good_as_new(tmp_path):

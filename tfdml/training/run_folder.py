@@ -45,11 +45,22 @@ class EpochLength:
         images: The number of training images.
         classes: The number of their classes.
         steps: The steps of an epoch.
+        images_of_final: The number of images of all splits.
     """
 
     images: int
     classes: int
     steps: int
+    images_of_final: int
+
+    def steps_of_final(self) -> int:
+        """Return the steps of an epoch in which a final model sees each image as often.
+
+        Example:
+            >>> EpochLength(images=100, classes=10, steps=20, images_of_final=220).steps_of_final()
+            44
+        """
+        return round(self.steps * self.images_of_final / self.images)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -148,7 +159,7 @@ class RunFolder:
         settings = values_of(self.load_experiment())
         own = {
             "epochs": result["epoch"],
-            "steps_per_epoch": self.epoch_length().steps,
+            "steps_per_epoch": self.epoch_length().steps_of_final(),
             "selection": "last",
             "final_of": str(self.path),
         }
@@ -165,8 +176,10 @@ class RunFolder:
         """Return how long an epoch of this run was."""
         lines = self.metrics.read_text(encoding="utf-8").splitlines()
         steps = next(record["step"] for record in map(json.loads, lines) if record["epoch"] == 1)
-        trained = read_json(self.data)["train"]
-        return EpochLength(trained["images"], trained["classes"], steps)
+        splits = read_json(self.data)
+        trained = splits["train"]
+        images_of_final = sum(split["images"] for split in splits.values())
+        return EpochLength(trained["images"], trained["classes"], steps, images_of_final)
 
     def check_same(self, asked: Experiment) -> None:
         """Raise a `UserError` where the run that is here was started with other settings than

@@ -113,8 +113,9 @@ class DataSettings(Settings):
     )
     final_of: str = option(
         "",
-        help="Train the final model of this run: with its settings, and as many steps as it had "
-        "until its selected epoch, on all classes, of which none is left to measure it on.",
+        help="Train the final model of this run: with its settings, on all classes, of which none "
+        "is left to measure it on. It sees each image as often as the run did until its selected "
+        "epoch.",
     )
     holdout_classes: float = option(
         0.0,

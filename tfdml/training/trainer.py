@@ -506,7 +506,7 @@ def final_length(parts: Components) -> Iterator[str]:
         return
     measured = RunFolder(experiment.final_of).epoch_length()
     images_per_step = experiment.epochs * parts.sampler.batch_size
-    seen = images_per_step * parts.steps_per_epoch / len(train_images)
+    seen = images_per_step * parts.steps_per_epoch / len(set(train_images.names))
     seen_before = images_per_step * measured.steps / measured.images
     length = f"{experiment.epochs} epochs of {parts.steps_per_epoch:,} steps"
     before = f"{measured.steps:,} steps an epoch on {measured.classes:,}"
@@ -514,10 +514,9 @@ def final_length(parts: Components) -> Iterator[str]:
         f"final model of {experiment.final_of}: {length} on {train_images.num_classes:,} classes, "
         f"where the measured run had {before}; nothing is measured"
     )
-    as_often = round(measured.steps * len(train_images) / measured.images)
     yield (
-        f"an image is seen {seen:.1f} times, in the measured run {seen_before:.1f} times: "
-        f"--steps_per_epoch={as_often} sees it as often, and takes as much longer"
+        f"an image is seen {seen:.1f} times, in the measured run {seen_before:.1f} times; "
+        f"--steps_per_epoch={measured.steps} takes as many steps as that run"
     )
 
 
