@@ -187,6 +187,15 @@ def test_keras_files_made_to_do_harm(models, tmp_path):
 PLACES = ("hub:hf://a/b", "hub:kaggle://a/b", "hub:dinov2_small", "hub:/tmp/preset", "conv4")
 
 
+@pytest.mark.parametrize("key", ["vocabulary", "merges", "proto", "filepath", "origin"])
+def test_a_keras_file_that_names_another_file_is_refused_before_it_is_built(key, models, tmp_path):
+    value = "https://h/a" if key == "origin" else "/etc/passwd"
+    config = json.dumps({"class_name": "StringLookup", "config": {key: value}}).encode()
+    rewrite(models.keras, tmp_path / "a.keras", config=lambda _: config)
+    with pytest.raises(UserError, match=f"{key}='{value}', which is not opened"):
+        load_embedder(tmp_path / "a.keras")
+
+
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("load", [load_embedder, keras.saving.load_model])
 def test_a_keras_file_that_names_its_backbone_opens_nothing_else(
