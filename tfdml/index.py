@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdml.embeddings.backends import load_keras_model
 from tfdml.embeddings.compute import embed, slices
 from tfdml.embeddings.files import (
     check_same_model,
@@ -236,7 +237,7 @@ class Index:
         if model is None:
             if not (folder / _MODEL).is_file():
                 raise UserError(f"{folder} holds no model: give the one that embedded its images")
-            model = keras.saving.load_model(folder / _MODEL)
+            model = load_keras_model(folder / _MODEL)
         check_same_model(
             about["model"],
             fingerprint(model) if isinstance(model, keras.Model) else "",

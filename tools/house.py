@@ -39,21 +39,21 @@ SHAPES = (
 
 #: Places of packages that are still to be rewritten.
 OPEN: dict[str, int] = {
-    ".": 35,
+    ".": 32,
     "backbones": 4,
-    "cli": 32,
+    "cli": 31,
     "cluster": 13,
     "data": 60,
     "demo": 6,
     "embeddings": 25,
-    "evaluation": 68,
-    "export": 31,
+    "evaluation": 56,
+    "export": 28,
     "io": 2,
     "layers": 13,
     "losses": 15,
     "mining": 6,
     "models": 36,
-    "objectives": 10,
+    "objectives": 9,
     "report": 23,
     "retrieval": 18,
     "training": 88,
@@ -219,6 +219,8 @@ class House:
         for package, most in OPEN.items():
             if counts[package] > most:
                 yield f"{package}: {counts[package]} places to read twice, of {most}; see --places"
+            if counts[package] < most:
+                yield f"{package}: {counts[package]} places are left: lower OPEN from {most}"
         for function in EXCEPTIONS.keys() - used:
             yield f"{function} has no such place: take it out of EXCEPTIONS"
 

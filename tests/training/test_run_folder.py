@@ -72,6 +72,17 @@ def test_other_data_is_refused_and_another_machine_is_told_of(tmp_path, monkeypa
     assert json.loads(folder.environment.read_text())["cpus"] == 4096
 
 
+def test_weights_with_a_changed_byte_are_refused_on_resume(tmp_path):
+    weights, folder = tmp_path / "backbone.weights.h5", RunFolder(tmp_path / "run")
+    folder.path.mkdir()
+    weights.write_bytes(b"weights")
+    folder.describe(DATA, ["CPU:0"], str(weights))
+    folder.describe(DATA, ["CPU:0"], str(weights))
+    weights.write_bytes(b"wejghts")
+    with pytest.raises(UserError, match=f"weights={weights}: the file is not that of the start"):
+        folder.describe(DATA, ["CPU:0"], str(weights))
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe\0\1", b"--flip=maybe"])
 def test_damaged_flags_are_named(content, tmp_path):
     folder = RunFolder(tmp_path)

@@ -494,6 +494,18 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     if flags.is_file():
         with user_errors(UserError, f"{flags}: {REASON}"):
             import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("import", ""))
+    embedder = load_keras_model(path)
+    if not isinstance(embedder, AnyEmbedder):
+        raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
+    return embedder
+
+
+def load_keras_model(path: Path) -> keras.Model:
+    """Return the model of a .keras file, which runs no code of its own and opens no other place.
+
+    Raises:
+        UserError: It is damaged, or not such a file.
+    """
     # Unknown layers, and whatever else Keras raises on a foreign file.
     with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
         # Keras looks neither for damage nor for what is no archive, such as a legacy HDF5 model.
@@ -505,10 +517,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
         # default.
         advice = "If a module of yours registers it, name it with --import"
         with user_errors(TypeError, f"{path} cannot be loaded: {REASON} {advice}", keep="first"):
-            embedder = keras.saving.load_model(path, compile=False, safe_mode=True)
-    if not isinstance(embedder, AnyEmbedder):
-        raise UserError(f"{path} holds a {type(embedder).__name__}, not an Embedder")
-    return embedder
+            return keras.saving.load_model(path, compile=False, safe_mode=True)
 
 
 class SavedModelEmbedder(EmbeddingBackend):

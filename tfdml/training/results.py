@@ -8,7 +8,6 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -17,6 +16,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.pipeline import evaluation_batches, own_threads
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
+from tfdml.embeddings.backends import load_keras_model
 from tfdml.embeddings.compute import slices
 from tfdml.evaluation import Interval, confidence_intervals, evaluate_dataset, student_interval
 from tfdml.evaluation.metrics import ks_within
@@ -332,7 +332,7 @@ class TrainingRun:
     @functools.cached_property
     def embedder(self) -> Embedder:
         """The selected embedder."""
-        return keras.saving.load_model(self.folder.embedder)
+        return load_keras_model(self.folder.embedder)
 
     @functools.cached_property
     def splits(self) -> Splits:

@@ -17,9 +17,11 @@ from tfdml.io.files import (
     PARTIAL_PREFIX,
     atomic_write,
     is_debris,
+    local_copy,
     locked,
     read_json,
     require_local,
+    sha256_of,
     sweep,
     write_json,
 )
@@ -247,7 +249,7 @@ class RunFolder:
                 temporary.write_text(experiment.as_flags(), encoding="utf-8")
             yield
 
-    def describe(self, data: dict[str, Any], devices: list[str]) -> None:
+    def describe(self, data: dict[str, Any], devices: list[str], weights: str = "") -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the
         data is the same.
 
@@ -257,9 +259,11 @@ class RunFolder:
         Args:
             data: By split, what `Splits.describe` returns.
             devices: What the run trains on.
+            weights: The file that the backbone starts from, if any: HDF5 has no checksum.
 
         Raises:
-            UserError: The images have changed since the run was started, or the backend has.
+            UserError: The images or the weights have changed since the run was started, or the
+                backend has.
         """
         if not self.data.is_file():
             write_json(self.data, data)
@@ -268,6 +272,10 @@ class RunFolder:
                 f"the images are not those of the start ({changed}): bring them back", resume=True
             )
         now = environment(devices)
+        path = Path(local_copy(weights)).expanduser()
+        if path.is_file():
+            now["weights"] = f"sha256:{sha256_of(path)}"
+            logging.info("weights %s: %s", weights, now["weights"])
         if not self.environment.is_file():
             write_json(self.environment, now)
             return
@@ -278,6 +286,8 @@ class RunFolder:
                 f"the run was started on {before['backend']}, not on {now['backend']}: {advice}",
                 resume=True,
             )
+        if "weights" in now and now["weights"] != before.get("weights", now["weights"]):
+            raise UserError("the file is not that of the start: bring it back", weights=weights)
         if changed := differences(_arithmetic(before), _arithmetic(now)):
             text = (
                 "%s: %s: the run resumes from the same weights with the same batches, but not to "

@@ -303,7 +303,8 @@ class Trainer:
             raise UserError(
                 f"the images of worker {self.processes.index} are not those of worker 0: {changed}"
             )
-        self.processes.of_chief(lambda: self.folder.describe(data, names))
+        weights = self.experiment.weights
+        self.processes.of_chief(lambda: self.folder.describe(data, names, weights))
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint of the chief; whether there is one."""
