@@ -152,7 +152,7 @@ def test_a_version_that_cannot_be_served_ends_the_command_with_its_reason(tmp_pa
     (tmp_path / "shop" / "3").mkdir(parents=True)
     (tmp_path / "shop" / "3" / "saved_model.pb").write_bytes(b"broken")
     assert start(tmp_path / "shop", tmp_path / "log").wait(200) == 2
-    (line,) = (tmp_path / "log").read_text().splitlines()
+    *_, line = (tmp_path / "log").read_text().splitlines()
     assert "shop/3 is not served: cannot be loaded" in line
 
 
