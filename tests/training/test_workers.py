@@ -6,10 +6,11 @@ from typing import ClassVar
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.training import runs
 from tfdml.errors import UserError
-from tfdml.training import trainer
+from tfdml.training import trainer, workers
 from tfdml.training.workers import JaxProcesses, Processes, TensorFlowWorkers, check_backend, join
 
 ADDRESSES, COUNT, INDEX = (
@@ -132,3 +133,13 @@ def test_tf_config_says_who_trains_or_is_refused(monkeypatch, text, expected):
         return
     with pytest.raises(UserError, match="TF_CONFIG does not say who trains"):
         TensorFlowWorkers.from_environment()
+
+
+def test_deterministic_training_runs_one_operation_at_a_time_of_graphs_as_they_are(monkeypatch):
+    """A rewritten chain of additions is a sum whose order depends on the memory that is free."""
+    options, threads, ordered = {}, [], []
+    monkeypatch.setattr(tf.config.optimizer, "set_experimental_options", options.update)
+    monkeypatch.setattr(tf.config.threading, "set_inter_op_parallelism_threads", threads.append)
+    monkeypatch.setattr(workers, "sum_gradients_in_order", lambda: ordered.append(True))
+    workers.one_operation_at_a_time()
+    assert (options, threads, ordered) == ({"disable_meta_optimizer": True}, [1], [True])

@@ -425,12 +425,14 @@ def one_operation_at_a_time() -> None:
     """Make CPU training reproducible bit by bit.
 
     Operations that run side by side share threads, and some then sum in another order; one at a
-    time, each still using every core, none does. Gradients are summed in one order. To be called
-    before TensorFlow does anything else; a GPU is not affected.
+    time, each still using every core, none does. Gradients are summed in one order, and no graph is
+    rewritten, as chains of additions would become sums without an order. To be called before
+    TensorFlow does anything else; a GPU is not affected.
     """
     if keras.backend.backend() != "tensorflow" or tf.config.list_physical_devices("GPU"):
         return
     sum_gradients_in_order()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     try:
         tf.config.threading.set_inter_op_parallelism_threads(1)
     except RuntimeError:
