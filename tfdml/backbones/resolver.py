@@ -244,11 +244,11 @@ def _check_sum(path: str) -> None:
     with user_errors(OSError, f"{path} cannot be read: {REASON}", weights=...):
         expected = beside.read_text("utf-8", "replace").split()
         with open(path, "rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found not in expected[:1]:
+            checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    if checksum not in expected[:1]:
         raise UserError(
-            f"{path} has another SHA-256, {found[:12]}..., than {beside} states: it is damaged or "
-            "was changed; fetch it again, or remove that file",
+            f"{path} has another SHA-256, {checksum[:12]}..., than {beside} states: it is damaged "
+            "or was changed; fetch it again, or remove that file",
             weights=...,
         )
 

@@ -74,12 +74,12 @@ class Flags(flags.FlagValues):
     def values(self, kind: type[Settings]) -> dict[str, Any]:
         """Return the values of the flags of settings, by setting; those that must be given and are
         not are left out."""
-        found = {}
+        values = {}
         for name, field in fields_of(kind).items():
             flag = self[flag_name(field)]
             if flag.value or field.default is not dataclasses.MISSING:
-                found[name] = flag.value
-        return found
+                values[name] = flag.value
+        return values
 
     def given(self, kind: type[Settings]) -> dict[str, Any]:
         """Return those that the command line or a flag file sets."""

@@ -451,7 +451,7 @@ def scan_fault(encoded: tf.Tensor) -> tf.Tensor:
     def counted() -> tf.Tensor:
         at, _, scans = _walk_jpeg(encoded, tf.constant(True))
         has_more = at + 2 <= tf.cast(tf.strings.length(encoded), tf.int64)
-        text = tf.strings.format(fault + "; save it anew", most)
+        text = tf.strings.format(fault + "; save it again", most)
         return tf.where((scans > most) | has_more, text, "")
 
     return tf.cond(is_format(encoded, JPEG) & (count > most), counted, lambda: "")

@@ -54,7 +54,7 @@ class _FewReads:
     def read(self, size: int = -1) -> bytes:
         self._reads += 1
         if self._reads > _MOST_READS:
-            raise OSError("too much filling in its header; save it anew")
+            raise OSError("too much filling in its header; save it again")
         return self._file.read(size)
 
     def __getattr__(self, name: str) -> Any:

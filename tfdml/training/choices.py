@@ -240,7 +240,7 @@ class Hub(_Trained):
     """The text half of a preset of KerasHub."""
 
     preset: str = option(help="Name or folder of the preset.")
-    length: int = option(0, at_least=0, help="Tokens of a text; 0: as the preset has it.")
+    length: int = option(0, at_least=0, help="Tokens of a text; 0: the preset's own.")
     pooling: str = option("avg", help="Pooling over the positions, of presets of texts alone.")
     truncate: bool = option(False, help="Whether longer texts are cut, and no error.")
 
