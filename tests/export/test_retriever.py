@@ -122,6 +122,8 @@ def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
     assert (good, empty, also_good) == ("", "no bytes", "")
     assert "damaged" in damaged_image
     alone = search(signatures, "search_bytes", 2, image_bytes=[shop.images[4], shop.images[7]])
+    # Products of another number of rows may differ in their last bits.
+    np.testing.assert_allclose(answer["distances"][[0, 3]], alone.pop("distances"), atol=1e-6)
     for name, values in alone.items():
         np.testing.assert_array_equal(answer[name][[0, 3]], values)
     assert answer["indices"][1:3].tolist() == answer["labels"][1:3].tolist() == [[-1, -1]] * 2

@@ -91,7 +91,7 @@ def test_a_finished_one_is_left_as_it_is(uninterrupted):
         == result(uninterrupted)["metrics"]
     )
     assert times(uninterrupted) == before
-    with pytest.raises(UserError, match="--seeds=2"):
+    with pytest.raises(UserError, match="seeds=0,1: the run was started with 2"):
         train(uninterrupted, resume=True, seeds="0,1", report=True)
 
 

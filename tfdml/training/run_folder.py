@@ -194,9 +194,8 @@ class RunFolder:
                     else ""
                 )
                 raise UserError(
-                    f"the run was started with {name}={flag_text(old)}, not {flag_text(new)}; "
-                    f"leave it out{end}",
-                    resume=True,
+                    f"the run was started with {flag_text(old)}: leave it out where you resume{end}",
+                    **{name: flag_text(new)},
                 )
 
     def read_result(self) -> dict[str, Any] | None:
