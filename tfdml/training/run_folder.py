@@ -194,7 +194,7 @@ class RunFolder:
                     else ""
                 )
                 raise UserError(
-                    f"the run was started with {flag_text(old)}: leave it out where you resume{end}",
+                    f"the run was started with {flag_text(old)}: leave it out{end}",
                     **{name: flag_text(new)},
                 )
 

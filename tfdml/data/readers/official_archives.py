@@ -21,6 +21,7 @@ from tfdml.data.readers import tables
 from tfdml.data.readers.tables import Table, first_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file
+from tfdml.names import warn
 
 # Published numbers of each part, by data set.
 NUM_IMAGES = {
@@ -346,7 +347,7 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
         ]
         members = sorted({*filter(inside.fullmatch, names)})
         if len(members) < len(names):
-            tables.warn(
+            warn(
                 f"omniglot: {archive}: left out {len(names) - len(members)} files that are no "
                 "image of a character"
             )

@@ -12,9 +12,10 @@ import scipy.sparse
 
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.readers import tables
-from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, composed, images_below, quoted, warn
+from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, images_below
 from tfdml.errors import UserError, check_share
 from tfdml.io.files import is_folder, is_remote, plain_path
+from tfdml.names import composed, quoted, warn
 
 COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id", "text")
 PAIR_COLUMNS = (("a", "b", "similar"), ("anchor", "positive", "negative"))

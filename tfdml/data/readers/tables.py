@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,7 @@ from tfdml.data.decoding import EXTENSIONS, format_of
 from tfdml.data.images import FileImages, in_threads
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
+from tfdml.names import composed, quoted, warn
 
 # Characters that no valid path has, and that break a file system, a log or a report; the last are
 # what Python makes of a name that is no UTF-8.
@@ -33,41 +33,12 @@ JSON_EXTENSIONS = (".jsonl", ".ndjson", ".json")
 LIST_EXTENSIONS = (".csv", ".parquet", *JSON_EXTENSIONS)
 BETWEEN = "|"  # the labels of one image
 
-_LONGEST_QUOTE = 120
 UNPACK = "unpack the official image archive again"
 _DELIMITERS = ",;\t"
 # By which a spreadsheet names the delimiter, in the first line.
 _SEPARATOR = re.compile(r'"?sep=(.)"?\n')
 # 18 digits always fit in 64 bits.
 _MOST_DIGITS = 18
-
-
-def composed(text: str) -> str:
-    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one
-    or two characters.
-
-    Example:
-        >>> composed("cafe\u0301") == "caf\u00e9"
-        True
-    """
-    return text if text.isascii() else unicodedata.normalize("NFC", text)
-
-
-@functools.lru_cache(maxsize=1024)
-def warn(text: str) -> None:
-    """Log a warning, once: both splits of a data set are read from the same files."""
-    logging.warning("%s", text)
-
-
-def quoted(value: object) -> str:
-    """Return a value from a file for an error message: on one line, printable, not too long.
-
-    Example:
-        >>> quoted("a.jpg")
-        "'a.jpg'"
-    """
-    text = repr(value)
-    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
 
 
 @dataclasses.dataclass(frozen=True)

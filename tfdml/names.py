@@ -1,0 +1,205 @@
+"""The door for names: classes, ids, roles, texts and paths from outside, made plain by `clean`, and
+the notes on what was changed. Needs Python alone."""
+
+import collections
+import dataclasses
+import decimal
+import functools
+import logging
+import numbers
+import re
+import unicodedata
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+from tfdml.errors import UserError
+
+_LOGGER = logging.getLogger(__name__)
+# Words that tables write where a value is missing.
+_MISSING = frozenset({"na", "n/a", "#n/a", "nan", "null", "none", "<na>", "nil", "nat"})
+# Without width, which str.strip leaves: byte order marks, and what web pages put between words.
+_WITHOUT_WIDTH = "\ufeff\u200b\u2060"
+# No name has these, and they break a file system, a log or a report. The last are what Python makes
+# of bytes that are no UTF-8.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+_CONTROL_IN_LINES = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff]")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?")
+_LONGEST_QUOTE = 120
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """How one kind of name is made plain.
+
+    Args:
+        plural: What several are called, in messages.
+        plain: Whether white space around it is dropped, and accents are composed (NFC). Paths and
+            ids are used as they are written; `composed` compares them.
+        several_lines: Whether it may have line breaks and tabs.
+        may_be_empty: Whether an empty value is accepted, as `""`.
+        missing: What becomes of a word for "missing", such as `NA`: it is `kept`, `noted` in a
+            warning, or `dropped`, as `""`.
+    """
+
+    plural: str
+    plain: bool = True
+    several_lines: bool = False
+    may_be_empty: bool = False
+    missing: Literal["kept", "noted", "dropped"] = "kept"
+
+
+#: The name of a class, or of what classes are made of: a group, a label of a set.
+CLASS = Kind("classes", missing="noted")
+#: What identifies an image.
+ID = Kind("ids", plain=False)
+#: A split or a role.
+ROLE = Kind("roles", may_be_empty=True, missing="dropped")
+#: What an image shows.
+TEXT = Kind("texts", several_lines=True, missing="noted")
+#: Where an image is.
+PATH = Kind("paths", plain=False)
+
+
+@functools.lru_cache(maxsize=1024)
+def warn(text: str) -> None:
+    """Log a warning, once: several parts of a program read the same file."""
+    _LOGGER.warning("%s", text)
+
+
+def composed(text: str) -> str:
+    """Return text in the composed Unicode form (NFC): file systems and lists spell an accent in one
+    or two characters.
+
+    Example:
+        >>> composed("cafe\u0301") == "caf\u00e9"
+        True
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def quoted(value: object) -> str:
+    """Return a value from outside for a message: on one line, printable, not too long.
+
+    Example:
+        >>> quoted("a.jpg")
+        "'a.jpg'"
+    """
+    text = repr(value)
+    return text if len(text) <= _LONGEST_QUOTE else text[:_LONGEST_QUOTE] + "..."
+
+
+def clean(
+    values: Iterable[Any],
+    kind: Kind,
+    source: str,
+    place: Callable[[int], str] = lambda row: f"value {row + 1}",
+) -> list[str]:
+    """Return names as text, all alike wherever they come from.
+
+    A warning counts what is trimmed, what differs from others in its spelling alone and becomes one
+    with them, words for "missing", and numbers that are written in several ways.
+
+    Args:
+        values: Texts, UTF-8 bytes, integers or None; a list or an array.
+        kind: What they are, such as `CLASS`.
+        source: Where they are from, for messages: a file and its column, or an argument.
+        place: Returns where in it a row is, such as `"line 3"`.
+
+    Raises:
+        UserError: A value is of another type, empty, no UTF-8, or has control characters. The
+            message names the first.
+
+    Example:
+        >>> clean([b"bus ", "bus", 7], CLASS, "list.csv, column label")
+        ['bus', 'bus', '7']
+        >>> clean(["bus", 0.5], CLASS, "list.csv, column label", lambda row: f"line {row + 2}")
+        Traceback (most recent call last):
+        tfdml.errors.UserError: list.csv, column label, line 3: must be a text or ..., it is 0.5
+    """
+    items = values.tolist() if hasattr(values, "tolist") else list(values)
+    for wrong in set(map(type, items)) - _TYPES:
+        row = next(row for row, item in enumerate(items) if type(item) is wrong)
+        if issubclass(wrong, (bool, float)) or not issubclass(wrong, _ACCEPTED):
+            fault = f"must be a text or an integer, it is {quoted(items[row])}"
+            raise UserError(f"{source}, {place(row)}: {fault}")
+    name_of: dict[Any, str] = {}
+    for item in dict.fromkeys(items):
+        try:
+            name_of[item] = _plain(item, kind)
+        except ValueError as error:
+            raise UserError(f"{source}, {place(items.index(item))}: {error}") from None
+    _warn_of_changes(name_of, kind, source)
+    return [name_of[item] for item in items]
+
+
+_ACCEPTED = (str, bytes, numbers.Integral, type(None))
+_TYPES = {str, bytes, int, type(None)}  # what nearly all are
+
+
+def _plain(item: Any, kind: Kind) -> str:
+    """Return a name as text; a `ValueError` says what is wrong with it."""
+    if isinstance(item, bytes):
+        try:
+            item = item.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"is no UTF-8: {quoted(item)}") from None
+    text = "" if item is None else str(item)
+    if kind.plain:
+        text = composed(_trimmed(text))
+    control = _CONTROL_IN_LINES if kind.several_lines else _CONTROL
+    if control.search(text):
+        raise ValueError(f"must be text without control characters, it is {quoted(text)}")
+    if kind.missing == "dropped" and text.lower() in _MISSING:
+        text = ""
+    if not text and not kind.may_be_empty:
+        raise ValueError("is empty")
+    return text
+
+
+def _trimmed(text: str) -> str:
+    return text.strip().strip(_WITHOUT_WIDTH).strip()
+
+
+def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> None:
+    """Warn of each kind of change, with a count and an example.
+
+    Args:
+        name_of: The plain name of each value.
+    """
+    changes: dict[str, list[str]] = {}
+    if kind.plain:
+        texts = (item for item in name_of if isinstance(item, str))
+        changes["texts with white space around them: it is dropped"] = [
+            text for text in texts if text != _trimmed(text)
+        ]
+        spellings = collections.Counter(filter(None, name_of.values()))
+        changes["written in several ways: each is taken for one"] = [
+            name for name, count in spellings.items() if count > 1
+        ]
+    words = [str(item) for item, name in name_of.items() if _is_missing(item, name)]
+    if kind.missing == "noted":
+        changes['words for "missing": they are kept as names'] = words
+        changes["numbers that others are, too, in another spelling: they are kept apart"] = (
+            _numbers_written_twice(name_of.values())
+        )
+    elif kind.missing == "dropped":
+        changes['words for "missing": they are left out'] = words
+    for change, examples in changes.items():
+        if examples:
+            count = f"{len(examples):,} of the {kind.plural} are"
+            warn(f"{source}: {count} {change}, such as {quoted(examples[0])}")
+
+
+def _is_missing(item: Any, name: str) -> bool:
+    word = name or (_trimmed(item) if isinstance(item, str) else "")
+    return word.lower() in _MISSING
+
+
+def _numbers_written_twice(names: Iterable[str]) -> list[str]:
+    """Return the second spelling of each number, such as 1.0 next to 1."""
+    first: dict[decimal.Decimal, str] = {}
+    twice = []
+    for name in dict.fromkeys(names):
+        if _NUMBER.fullmatch(name) and first.setdefault(decimal.Decimal(name), name) != name:
+            twice.append(name)
+    return twice
