@@ -40,7 +40,8 @@ from tfdml.evaluation import evaluate_retrieval, student_interval
 from tfdml.io.files import write_whole
 from tfdml.models import Embedder
 from tfdml.training import Experiment, RunFolder, train
-from tfdml.training.images import load_splits
+from tfdml.training.run_data import load_splits
+from tfdml.training.settings import final_settings
 from tools.numbers import Results, command_line
 
 METRICS = {"recall@1": "Recall@1", "map@r": "MAP@R"}
@@ -145,11 +146,11 @@ def run(name, folder, seed):
         source = source_of(name, folder, seed)
         own = {"run_dir": str(measured.path), "seed": seed, **source}
         train(Experiment(**own, **SETTINGS, **SETS[name]), resume=measured.path.exists())
-    steps = length_of_variants(measured.load_experiment())
+    steps = length_of_variants(Experiment.of_run(measured.path))
     for variant in missing:
         run_dir = folder / variant
         own = {"steps_per_epoch": steps[variant], "run_dir": str(run_dir)}
-        final = train(Experiment(**{**measured.final_settings(), **own}), run_dir.exists())
+        final = train(Experiment(**{**final_settings(measured.path), **own}), run_dir.exists())
         values = measure(name, keras.saving.load_model(final.folder.embedder), folder)
         entry = {metric: values[metric] for metric in METRICS}
         entry["steps"] = final.result["steps"]

@@ -15,7 +15,7 @@ from tfdml import data
 from tfdml.data.pipeline import training_batches
 from tfdml.flags import read_flag_files
 from tfdml.options import flag_text
-from tfdml.training.images import make_sampler, make_transforms
+from tfdml.training.run_data import make_sampler, make_transforms
 
 CONFIGS = sorted(
     path for path in (ROOT / "configs").rglob("*.flags") if path.parent.name != "recipes"

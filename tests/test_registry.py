@@ -9,7 +9,7 @@ from tests.processes import ROOT, run_python
 from tfdml.data.policies import Policy
 from tfdml.errors import UserError
 from tfdml.registry import VARIABLE, allow_modules, import_modules
-from tfdml.training import Experiment, RunFolder
+from tfdml.training import Experiment
 from tfdml.training.watching import check_logger, logger_of
 
 _EVIL = """
@@ -85,7 +85,7 @@ def test_a_file_that_names_a_module_is_refused(words, line, folder):
 def test_what_the_command_line_names_is_imported(typed, folder):
     (folder / "run" / "flags.txt").write_text("--import=run.evil\n--seed=3\n")
     commands.load("train").parse([*_NEW, "--flagfile=run/flags.txt", *typed])
-    assert RunFolder("run").load_experiment().seed == 3
+    assert Experiment.of_run("run").seed == 3
     assert (folder / "ran").exists()
 
 

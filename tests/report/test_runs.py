@@ -8,7 +8,7 @@ import pytest
 from tfdml.errors import UserError
 from tfdml.report import read_run
 from tfdml.results import QueryValues
-from tfdml.training.run_folder import QUERIES_FILE
+from tfdml.run_folder import QUERIES_FILE
 
 
 def write_folder(path, **result):

@@ -10,7 +10,7 @@ from tfdml.data.images import ArrayImages
 from tfdml.report import write_run_report
 from tfdml.training import Experiment, trainer
 from tfdml.training.build import make_learner
-from tfdml.training.images import Splits, make_transforms
+from tfdml.training.run_data import Splits, make_transforms
 from tfdml.training.settings import ModelSettings, OptimizationSettings
 
 SIZE = 16

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from tests.training.test_optimizers import make_embedder, make_learner
+from tfdml import run_folder
 from tfdml.errors import UserError
 from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import MetricLearner
 from tfdml.objectives import ProxyLoss
-from tfdml.training import checkpoints, run_folder
+from tfdml.training import checkpoints
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 

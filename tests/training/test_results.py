@@ -11,8 +11,8 @@ from tests.training import runs
 from tests.training.runs import noise
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.training.images import Splits, check_measurable
 from tfdml.training.results import Evaluator, selected_epoch
+from tfdml.training.run_data import Splits, check_measurable
 from tfdml.training.settings import EvaluationSettings
 from tfdml.training.workers import Processes
 

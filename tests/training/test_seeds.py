@@ -17,8 +17,8 @@ from tfdml.evaluation import confidence_intervals
 from tfdml.report import read_run
 from tfdml.results import QueryValues
 from tfdml.training import build, results
-from tfdml.training.images import Splits, make_transforms, split_training_classes
 from tfdml.training.interruption import Interrupted
+from tfdml.training.run_data import Splits, make_transforms, split_training_classes
 from tfdml.training.trainer import runs_of
 
 RECALL = "recall@1"

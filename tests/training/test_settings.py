@@ -10,7 +10,7 @@ from tfdml.data import sampling, transforms
 from tfdml.errors import UserError
 from tfdml.models import embedder
 from tfdml.options import fields_of
-from tfdml.training import build, images, optimizers
+from tfdml.training import build, optimizers, run_data
 from tfdml.training.choices import Augmentation, Head, Hierarchical, HoldoutSampling, Sampling
 from tfdml.training.settings import (
     RECIPES,
@@ -135,8 +135,8 @@ def test_the_augmentations_are_those_of_the_transform():
 @pytest.mark.parametrize(
     ("family", "build"),
     [
-        (Sampling, images.build_sampler),
-        (HoldoutSampling, images.hold_out),
+        (Sampling, run_data.build_sampler),
+        (HoldoutSampling, run_data.hold_out),
         (Head, build.projection),
     ],
 )

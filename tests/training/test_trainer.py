@@ -25,10 +25,12 @@ from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.retrieval import confusable_classes
-from tfdml.training import RunFolder, build, callbacks, checkpoints, run_folder, trainer
-from tfdml.training.images import load_splits
+from tfdml.run_folder import list_checkpoints
+from tfdml.training import build, callbacks, checkpoints, trainer
 from tfdml.training.interruption import SIGNALS, Interrupted
 from tfdml.training.results import Evaluator
+from tfdml.training.run_data import load_splits
+from tfdml.training.settings import final_settings
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,7 @@ def test_a_signal_saves_a_checkpoint_at_the_end_of_the_step(
         with pytest.raises(Interrupted) as stop:
             train(folder)
     assert stop.value.status == status
-    assert run_folder.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
+    assert list_checkpoints(folder / "checkpoints")[-1].name == f"step-{step:08d}.npz"
     assert [signal.getsignal(each) for each in SIGNALS] == handlers
     train(folder, resume=True)
     assert_alike(folder, uninterrupted)
@@ -85,7 +87,7 @@ def test_a_signal_or_a_kill_in_an_epochs_evaluation_loses_nothing(
         patch.setattr(Evaluator, "each_epoch", ended)
         with pytest.raises(Killed if end == "kill" else Interrupted):
             train(folder)
-    assert run_folder.list_checkpoints(folder / "checkpoints")[-1].name == f"step-{STEPS:08d}.npz"
+    assert list_checkpoints(folder / "checkpoints")[-1].name == f"step-{STEPS:08d}.npz"
     assert [record["epoch"] for record in runs.records(folder)] == (
         [0] if end == "kill" else [0, 1]
     )
@@ -118,7 +120,7 @@ def test_the_selected_embedder_is_measured_and_the_earlier_of_equals_wins(tmp_pa
         assert result["metrics"][name] == pytest.approx(value)
     assert history[1]["map@r"] != history[3]["map@r"]
     # The embedder is that of the checkpoint, whatever a later epoch has left.
-    selected = checkpoints.read(run_folder.list_checkpoints(folder / "checkpoints")[-1])[1].selected
+    selected = checkpoints.read(list_checkpoints(folder / "checkpoints")[-1])[1].selected
     for one, other in zip(selected, runs.embedder(folder), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -283,7 +285,7 @@ def test_a_final_model_sees_an_image_as_often_as_the_selected_epoch_had_and_says
     tmp_path, monkeypatch, caplog
 ):
     measured = train(tmp_path / "measured", selection="validation", holdout_classes=0.25)
-    settings = RunFolder(tmp_path / "measured").final_settings()
+    settings = final_settings(tmp_path / "measured")
     # 3 steps on 32 images, of the 76 of all splits.
     assert (settings["epochs"], settings["steps_per_epoch"]) == (measured["epoch"], 7)
     final = trainer.Experiment(**{**settings, "run_dir": str(tmp_path / "final")})

@@ -57,7 +57,8 @@ from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
-from tfdml.training import RunFolder
+from tfdml.run_folder import FLAGS_FILE
+from tfdml.training import Experiment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -438,11 +439,11 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
         name: The data set.
         model: The folder of the run; another model, or another data set, has held out none.
     """
-    from tfdml.training.images import split_training_classes
+    from tfdml.training.run_data import split_training_classes
 
-    if not (Path(model) / "flags.txt").is_file():
+    if not (Path(model) / FLAGS_FILE).is_file():
         return train
-    experiment = RunFolder(model).load_experiment()
+    experiment = Experiment.of_run(model)
     if experiment.data_name != name:
         return train
     share, sampling = experiment.holdout_classes, experiment.holdout_sampling

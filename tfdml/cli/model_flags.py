@@ -13,7 +13,8 @@ from tfdml.cli.command_line import CommandFlags, load_tensorflow
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
 from tfdml.options import option
-from tfdml.training import RunFolder
+from tfdml.run_folder import EMBEDDER_FILE, FLAGS_FILE
+from tfdml.training import Experiment
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -88,7 +89,7 @@ class DataChoice:
 
     @functools.cached_property
     def _vectors(self) -> dict[str, ImageDataset]:
-        from tfdml.training.images import vector_splits
+        from tfdml.training.run_data import vector_splits
 
         options = {**self.options}
         if not self.trained_on:
@@ -140,7 +141,7 @@ def data_choice(flags: DataFlags) -> DataChoice:
     if flags.dataset:
         return DataChoice(flags.dataset, flags.data_dir, flags.dataset_options, flags.bad_images)
 
-    stored = RunFolder(model).load_experiment() if (Path(model) / "flags.txt").is_file() else None
+    stored = Experiment.of_run(model) if (Path(model) / FLAGS_FILE).is_file() else None
     features = flags.features or (stored.features if stored else "")
     # By name, as the file of its training may have moved: to take its training classes for new ones
     # would be worse.
@@ -189,7 +190,7 @@ def load_source(flags: ModelFlags) -> EmbeddingBackend:
     load_tensorflow()
     model = os.path.expanduser(flags.model)
     _check_model(model, flags.unfinished)
-    if Path(model).suffix == ".keras" or (Path(model) / "embedder.keras").is_file():
+    if Path(model).suffix == ".keras" or (Path(model) / EMBEDDER_FILE).is_file():
         # So that a pass that was stopped and continued gives the bits of an uninterrupted one.
         workers.one_operation_at_a_time()
     return load_backend(model, truncate_dim=flags.truncate_dim)

@@ -72,7 +72,7 @@ def _new_settings(values: Flags) -> dict[str, Any]:
     is final to."""
     given = values.given(Experiment)
     if values.final_of:
-        return {**RunFolder(values.final_of).final_settings(), **given}
+        return {**settings.final_settings(values.final_of), **given}
     return settings.with_recipe(values.recipe, given)
 
 
@@ -81,7 +81,7 @@ def _drafts(values: Flags) -> list[Settings]:
     given = values.given(Experiment)
     folder = RunFolder(values.run_dir)
     if values.resume and folder.flags.is_file():
-        given = {**values_of(folder.load_experiment()), **given}
+        given = {**values_of(Experiment.of_run(folder.path)), **given}
     elif not values.final_of or RunFolder(values.final_of).result.is_file():
         given = _new_settings(values)
     # A run that is final to one that has not ended is refused by `_settings`.
@@ -101,7 +101,7 @@ def _settings(values: Flags) -> tuple[Experiment, TrainFlags, ClusterSettings]:
 
         elsewhere = rank_and_count()[0] > 0 or bool(cluster.cluster)
     if flags.resume and not ((folder.is_untouched() or elsewhere) and len(given) > 1):
-        return dataclasses.replace(folder.load_experiment(), **given), flags, cluster
+        return dataclasses.replace(Experiment.of_run(folder.path), **given), flags, cluster
     new = _new_settings(values)
     added = {name: value for name, value in new.items() if name not in given}
     if added and not values.final_of:

@@ -43,6 +43,14 @@ from tfdml.flags import parse_flags
 from tfdml.io.files import in_store, is_remote, local_copy, read_json, sha256_of
 from tfdml.models import AnyEmbedder, TextEmbedder
 from tfdml.registry import import_modules
+from tfdml.run_folder import (
+    EMBEDDER_FILE,
+    FLAGS_FILE,
+    METRICS_FILE,
+    RESULT_FILE,
+    SEED_PREFIX,
+    TEXT_EMBEDDER_FILE,
+)
 
 
 class EmbeddingBackend(abc.ABC):
@@ -396,7 +404,7 @@ class KerasEmbedder(_ViewBackend):
         super().__init__(path, truncate_dim)
         self.path = _file(path)
         self.embedder = load_embedder(path)
-        self.text_path = self.path.parent / "text_embedder.keras"
+        self.text_path = self.path.parent / TEXT_EMBEDDER_FILE
         self.transform = EvaluationTransform.of(self.embedder)
         self.view = view_of(self.embedder)
         self.dimension = self.view.get("dimension", 0)
@@ -431,7 +439,7 @@ _FILE_KEYS = ("vocabulary", "merges", "proto", "filepath")
 
 def _file(path: str | os.PathLike) -> Path:
     path = Path(path)
-    return path / "embedder.keras" if path.is_dir() else path
+    return path / EMBEDDER_FILE if path.is_dir() else path
 
 
 def epochs_missing(run: str | os.PathLike) -> str:
@@ -442,8 +450,8 @@ def epochs_missing(run: str | os.PathLike) -> str:
         run: A run folder, or a file in it.
     """
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
-    flags, metrics = folder / "flags.txt", folder / "metrics.jsonl"
-    if not flags.is_file() or not metrics.is_file() or (folder / "result.json").is_file():
+    flags, metrics = folder / FLAGS_FILE, folder / METRICS_FILE
+    if not flags.is_file() or not metrics.is_file() or (folder / RESULT_FILE).is_file():
         return ""
     epoch = json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["epoch"]
     return f"{epoch} of {parse_flags(flags.read_text(encoding='utf-8')).get('epochs', '?')} epochs"
@@ -480,7 +488,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     """
     path = _file(path)
     if not path.is_file():
-        of_seeds = sorted(path.parent.glob("seed_*/embedder.keras"))
+        of_seeds = sorted(path.parent.glob(f"{SEED_PREFIX}*/{EMBEDDER_FILE}"))
         ask = (
             f"name the run of one seed, such as {of_seeds[0].parent}"
             if of_seeds
@@ -490,7 +498,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     if missing := epochs_missing(path):
         logging.warning("%s has not ended: its embedder is the best of %s", path.parent, missing)
     compare_with_card(path)
-    flags = path.parent / "flags.txt"
+    flags = path.parent / FLAGS_FILE
     if flags.is_file():
         with user_errors(UserError, f"{flags}: {REASON}"):
             import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("import", ""))

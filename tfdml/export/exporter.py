@@ -34,7 +34,7 @@ from tfdml.io.files import read_json, write_json
 from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
 from tfdml.results import calibration_of_file
 from tfdml.training import RunFolder
-from tfdml.training.images import load_splits
+from tfdml.training.run_data import load_splits
 from tfdml.training.settings import DataSettings, Experiment
 
 _BATCH_SIZE = 32
@@ -516,7 +516,7 @@ def export_run(
         name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of
     }
     if stack_on:
-        about["head"] = _about(run_dir, RunFolder(run_dir).load_experiment())
+        about["head"] = _about(run_dir, Experiment.of_run(run_dir))
     options = options or ExportOptions()
     if whitening is not None:
         batches = evaluation_batches(train, EvaluationTransform.of(embedder), _BATCH_SIZE)
@@ -567,7 +567,7 @@ def load_run(
     changes: dict[str, Any] = {"run_dir": str(run_dir)}
     if data_dir:
         changes["data_dir"] = data_dir
-    return embedder, dataclasses.replace(run.load_experiment(), **changes)
+    return embedder, dataclasses.replace(Experiment.of_run(run_dir), **changes)
 
 
 def _about(

@@ -20,7 +20,14 @@ from tfdml.evaluation.retrieval import nearest_left
 from tfdml.flags import parse_flags
 from tfdml.io.files import fields, parse_json, read_json
 from tfdml.results import QueryValues
-from tfdml.training.run_folder import QUERIES_FILE
+from tfdml.run_folder import (
+    ENVIRONMENT_FILE,
+    FLAGS_FILE,
+    METRICS_FILE,
+    QUERIES_FILE,
+    RESULT_FILE,
+    WATCH_FILE,
+)
 
 # Numbers of results that count images and measure nothing.
 COUNTS = ("num_queries", "num_gallery", "queries_without_match")
@@ -126,27 +133,25 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
             damaged.
     """
     path = Path(path)
-    if not (path / "result.json").is_file():
+    if not (path / RESULT_FILE).is_file():
         raise UserError(
-            f"{path} is not the folder of a finished run: there is no result.json in it"
+            f"{path} is not the folder of a finished run: there is no {RESULT_FILE} in it"
         )
-    result = read_json(
-        path / "result.json", {"metrics": dict}, "was it written by another program?"
-    )
+    result = read_json(path / RESULT_FILE, {"metrics": dict}, "was it written by another program?")
     environment, watch = (
         read_json(file) if (file := path / name).is_file() else {}
-        for name in ("environment.json", "watch.json")
+        for name in (ENVIRONMENT_FILE, WATCH_FILE)
     )
-    lines = _text(path / "metrics.jsonl").splitlines()
+    lines = _text(path / METRICS_FILE).splitlines()
     folders = [
-        fields(row, {"run": str}, f"{path}/result.json: runs")["run"]
+        fields(row, {"run": str}, f"{path}/{RESULT_FILE}: runs")["run"]
         for row in result.get("runs", [])
     ]
     return Run(
         name=name or Path(os.path.abspath(path)).name,
         result=result,
-        history=[parse_json(line, f"{path}/metrics.jsonl") for line in lines if line.strip()],
-        flags=parse_flags(_text(path / "flags.txt")),
+        history=[parse_json(line, f"{path}/{METRICS_FILE}") for line in lines if line.strip()],
+        flags=parse_flags(_text(path / FLAGS_FILE)),
         environment=environment,
         watch=watch,
         path=path,

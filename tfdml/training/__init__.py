@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tfdml.registry import imported_later
 
 _PARTS = {
-    "tfdml.training.run_folder": ("RunFolder",),
+    "tfdml.run_folder": ("RunFolder",),
     "tfdml.training.optimizers": (
         "PyTorchAdam",
         "PyTorchAdamW",
@@ -24,6 +24,7 @@ _PARTS = {
 }
 
 if TYPE_CHECKING:
+    from tfdml.run_folder import RunFolder as RunFolder
     from tfdml.training.optimizers import PyTorchAdam as PyTorchAdam
     from tfdml.training.optimizers import PyTorchAdamW as PyTorchAdamW
     from tfdml.training.optimizers import averaged as averaged
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from tfdml.training.optimizers import rate_schedule as rate_schedule
     from tfdml.training.optimizers import step_schedule as step_schedule
     from tfdml.training.results import TrainingRun as TrainingRun
-    from tfdml.training.run_folder import RunFolder as RunFolder
     from tfdml.training.settings import Experiment as Experiment
     from tfdml.training.trainer import train as train
     from tfdml.training.workers import ClassParallel as ClassParallel

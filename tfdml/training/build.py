@@ -38,7 +38,8 @@ from tfdml.models import Head as ModelHead
 from tfdml.models.inference import represent_batches
 from tfdml.objectives import HighOrderMomentLoss, Objective
 from tfdml.objectives.terms import build_objectives, check_objectives
-from tfdml.training import checkpoints, run_folder, workers
+from tfdml.run_folder import RunFolder, list_checkpoints
+from tfdml.training import checkpoints, workers
 from tfdml.training.choices import (
     MLP,
     Bytes,
@@ -49,7 +50,8 @@ from tfdml.training.choices import (
     TextBackbone,
     Whitened,
 )
-from tfdml.training.images import (
+from tfdml.training.optimizers import build_optimizer, rate_schedule
+from tfdml.training.run_data import (
     CachePlan,
     Splits,
     check_measurable,
@@ -59,8 +61,6 @@ from tfdml.training.images import (
     plan_cache,
     relation_of,
 )
-from tfdml.training.optimizers import build_optimizer, rate_schedule
-from tfdml.training.run_folder import RunFolder
 from tfdml.training.settings import (
     MOST_CLASSES,
     PAIR_METRICS,
@@ -581,7 +581,7 @@ def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
     """Return where weights are, and the arrays of each part."""
     if path.is_dir():
         run = RunFolder(path)
-        *_, path = run.embedder, *run_folder.list_checkpoints(run.checkpoints)
+        *_, path = run.embedder, *list_checkpoints(run.checkpoints)
         if not path.is_file():
             raise UserError("holds neither a checkpoint nor an embedder", start_from=run.path)
     with user_errors(ValueError, REASON, start_from=path):

@@ -17,7 +17,8 @@ from keras import ops
 
 from tfdml.errors import UserError
 from tfdml.io.files import flat, write_lines
-from tfdml.training import checkpoints, run_folder
+from tfdml.run_folder import list_checkpoints
+from tfdml.training import checkpoints
 from tfdml.training.build import Components
 from tfdml.training.interruption import Interruption
 from tfdml.training.optimizers import averaged
@@ -290,7 +291,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         )
 
     def _how_to_start_again(self) -> str:
-        last = run_folder.list_checkpoints(self.folder.checkpoints)[-1:]
+        last = list_checkpoints(self.folder.checkpoints)[-1:]
         return "".join(
             f", in a new run from its last weights: --start_from={path} --run_dir=NEW"
             for path in last

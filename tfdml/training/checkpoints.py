@@ -20,7 +20,7 @@ from tfdml.io.files import (
     atomic_write,
 )
 from tfdml.models import Embedder, MetricLearner
-from tfdml.training.run_folder import RunFolder, list_checkpoints
+from tfdml.run_folder import RunFolder, checkpoint_path, list_checkpoints
 from tfdml.training.workers import Processes, assign_here
 
 _STATE, _SELECTED = _NOT_CHANGED = ("state", "selected")
@@ -119,7 +119,7 @@ def save(
     Raises:
         UserError: The file cannot be written.
     """
-    path = folder / f"step-{state.step:08d}.npz"
+    path = checkpoint_path(folder, state.step)
     if not write:
         for variable in variables(learner).values():
             ops.convert_to_numpy(variable)

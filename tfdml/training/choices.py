@@ -2,7 +2,7 @@
 `TextBackbone`, with those that there are.
 
 What they build is registered next to it: `build_sampler`, `hold_out` and `train_transform` of
-`tfdml.training.images`, `projection` and `build_text_embedder` of `tfdml.training.build`.
+`tfdml.training.run_data`, `projection` and `build_text_embedder` of `tfdml.training.build`.
 """
 
 from __future__ import annotations

@@ -26,11 +26,11 @@ from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
 from tfdml.results import QueryValues
+from tfdml.run_folder import RunFolder
 from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import TrainingState
-from tfdml.training.images import Splits, load_splits, make_transforms
-from tfdml.training.run_folder import RunFolder
+from tfdml.training.run_data import Splits, load_splits, make_transforms
 from tfdml.training.settings import (
     PAIR_METRICS,
     USUAL_METRICS,

@@ -8,6 +8,7 @@ the stages, and `Experiment` has the settings of all. TensorFlow is not imported
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,11 +23,13 @@ from tfdml.options import (
     condition,
     fields_of,
     flag_file,
+    flag_text,
     from_flag_texts,
     option,
     unmet,
     values_of,
 )
+from tfdml.run_folder import RunFolder
 from tfdml.training.choices import (
     Augmentation,
     Centered,
@@ -52,6 +55,13 @@ PAIR_METRICS = ("auc", "triplet_accuracy")
 OPTIMIZERS = ("adam", "adamw", "sgd", "pytorch_adam", "pytorch_adamw")
 SCHEDULES = ("step", "cosine")
 _MOST_SEEDS = 1000
+#: Of a resumed run: where the folder lies, and where the images, which are compared by their
+#: checksums.
+MAY_DIFFER = ("run_dir", "data_dir", "features")
+# What changes nothing of the training.
+_WATCHING = ("watch_every", "log_to")
+# What decides how long a run is.
+_LENGTH = ("epochs", "steps_per_epoch")
 _Stage = TypeVar("_Stage", bound="Settings")
 
 
@@ -684,6 +694,36 @@ class Experiment(
         return cls.of_recipe(recipe, **{**from_flag_texts(cls, flags), **changes})
 
     @classmethod
+    def of_run(cls, run_dir: str | os.PathLike) -> Experiment:
+        """Return the experiment that a run was started with.
+
+        Args:
+            run_dir: The folder of the run.
+
+        Raises:
+            UserError: This is not the folder of a run, or its flags are damaged.
+
+        Example:
+            >>> Experiment.of_run(run.folder.path).epochs
+            1
+        """
+        folder = RunFolder(run_dir)
+        text = folder.read_flags()
+        with user_errors(UserError, f"{folder.flags}: {REASON}"):
+            return cls.from_flags(text, run_dir=str(folder.path))
+
+    def check_resumes(self) -> None:
+        """Raise a `UserError` where the run in `run_dir` was started with other settings."""
+        for name, old, new in Experiment.of_run(self.run_dir).differences_to(self):
+            if name in MAY_DIFFER or name in _WATCHING:
+                continue
+            end = "; to end it early, add --finish" if name in _LENGTH else ""
+            raise UserError(
+                f"the run was started with {flag_text(old)}: leave it out{end}",
+                **{name: flag_text(new)},
+            )
+
+    @classmethod
     def of_recipe(cls, recipe: str = "auto", **given: Any) -> Experiment:
         """Return an experiment with the settings of a recipe, but for those that are given: see
         `with_recipe`.
@@ -693,6 +733,34 @@ class Experiment(
             'step'
         """
         return cls(**with_recipe(recipe, given))
+
+
+def final_settings(run_dir: str | os.PathLike) -> dict[str, Any]:
+    """Return the settings of the final model of a run, but for its folder: see
+    `DataSettings.final_of`.
+
+    Args:
+        run_dir: The folder of the run.
+
+    Raises:
+        UserError: The run has not ended, or is of several seeds or folds.
+    """
+    folder = RunFolder(run_dir)
+    result = folder.read_result()
+    if result is None:
+        raise UserError("the run has not ended; end it first", final_of=folder.path)
+    if "epoch" not in result:
+        raise UserError(
+            f"has several runs: name one, such as {folder.path}/seed_0", final_of=folder.path
+        )
+    length = {
+        "epochs": result["epoch"],
+        "steps_per_epoch": folder.epoch_length().steps_of_final(),
+        "min_steps": 0,
+    }
+    all_classes = {"holdout_classes": 0.0, "holdout_sampling": Random(), "selection": "last"}
+    unmeasured = {"final_of": str(folder.path), "report": False, "moment_embedder": False}
+    return values_of(Experiment.of_run(run_dir)) | length | all_classes | unmeasured
 
 
 def import_own(modules: str) -> None:

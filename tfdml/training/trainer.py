@@ -25,6 +25,7 @@ from tfdml.models import MetricLearner
 from tfdml.models.embedder import untrained_batch_norm
 from tfdml.options import flag_text
 from tfdml.retrieval import confusable_classes
+from tfdml.run_folder import FOLD_PREFIX, SEED_PREFIX, RunFolder
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import (
     Components,
@@ -46,8 +47,7 @@ from tfdml.training.results import (
     selection_warnings,
     write_results,
 )
-from tfdml.training.run_folder import MAY_DIFFER, RunFolder
-from tfdml.training.settings import MOST_CLASSES, EvaluationSettings, Experiment
+from tfdml.training.settings import MAY_DIFFER, MOST_CLASSES, EvaluationSettings, Experiment
 from tfdml.training.watching import check_logger, logger_of
 from tfdml.version import __version__, installed
 
@@ -108,7 +108,7 @@ def train(
             if not resume:
                 processes.of_chief(lambda: _check_new(folder, experiment))
             else:
-                processes.of_chief(lambda: folder.check_same(experiment))
+                processes.of_chief(lambda: experiment.check_resumes())
                 if processes.is_chief:
                     owned.enter_context(folder.locked())
                 result = processes.of_chief(lambda: _finished(folder, experiment))
@@ -120,7 +120,7 @@ def train(
                     logging.info("%s", line)
                 trainer.load_initial_weights()
                 if processes.is_chief:
-                    owned.enter_context(folder.created(experiment))
+                    owned.enter_context(folder.created(experiment.as_flags()))
             try:
                 trainer.describe()
                 if not (resume and trainer.restore()):
@@ -164,12 +164,12 @@ def runs_of(experiment: Experiment) -> list[Experiment]:
     change = functools.partial(dataclasses.replace, experiment, seeds=(), folds=0)
     runs = []
     for seed in experiment.seed_list():
-        runs.append(change(seed=seed, run_dir=f"{experiment.run_dir}/seed_{seed}"))
+        runs.append(change(seed=seed, run_dir=f"{experiment.run_dir}/{SEED_PREFIX}{seed}"))
     for part in range(1, experiment.folds + 1):
         fold = change(
             holdout_classes=1 / experiment.folds,
             holdout_sampling=dataclasses.replace(experiment.holdout_sampling, part=part),
-            run_dir=f"{experiment.run_dir}/fold_{part}",
+            run_dir=f"{experiment.run_dir}/{FOLD_PREFIX}{part}",
         )
         runs.append(fold)
     return runs
@@ -189,10 +189,10 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
     folder = RunFolder(experiment.run_dir)
     resume = resume and not folder.is_untouched()
     if resume:
-        folder.check_same(experiment)
+        experiment.check_resumes()
     else:
         _check_new(folder, experiment)
-    with folder.locked() if resume else folder.created(experiment):
+    with folder.locked() if resume else folder.created(experiment.as_flags()):
         runs: dict[str, TrainingRun] = {}
         experiments = runs_of(experiment)
         for one in experiments:
@@ -297,14 +297,15 @@ class Trainer:
 
     def describe(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        names = workers.device_names(self.parts.strategy, self.processes)
+        devices = workers.device_names(self.parts.strategy, self.processes)
+        environment = workers.environment(devices)
         data = self.splits.describe(self.experiment.data_dir)
         if changed := differences(self.processes.of_chief(lambda: data), data):
             raise UserError(
                 f"the images of worker {self.processes.index} are not those of worker 0: {changed}"
             )
         weights = self.experiment.weights
-        self.processes.of_chief(lambda: self.folder.describe(data, names, weights))
+        self.processes.of_chief(lambda: self.folder.describe(data, environment, weights))
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint of the chief; whether there is one."""

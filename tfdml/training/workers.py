@@ -18,6 +18,8 @@ import functools
 import json
 import math
 import os
+import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.version import __version__, installed
 from tfdml.workarounds import (
     bound_waiting,
     forget_layout,
@@ -35,6 +38,7 @@ from tfdml.workarounds import (
 )
 
 BACKENDS = ("tensorflow", "jax")
+_PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
 # Bytes that are sent at once.
 _CHUNK = 2**26
 # How long the first of them waits for the last, and without a sign of life of another before it
@@ -592,6 +596,32 @@ def device_names(strategy: Any, processes: Processes | None = None) -> list[str]
         return list(strategy.extended.worker_devices)
     gpus = tf.config.list_logical_devices("GPU")
     return [device.name for device in gpus or tf.config.list_logical_devices("CPU")]
+
+
+def environment(devices: list[str]) -> dict[str, Any]:
+    """Return what trains: versions, machine, devices.
+
+    Args:
+        devices: Of `device_names`.
+    """
+    backend = keras.backend.backend()
+    packages = (*_PACKAGES, "jax") if backend == "jax" else _PACKAGES
+    return {
+        "tfdml": __version__,
+        "backend": backend,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cpus": _cpu_count(),
+        "devices": devices,
+        "packages": installed(packages),
+    }
+
+
+def _cpu_count() -> int | None:
+    """Return the cores that this process may use, as TensorFlow counts them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def check_backend() -> None:

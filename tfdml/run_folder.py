@@ -1,11 +1,12 @@
-"""The folder that a run leaves behind: what its files are called, and who may write there."""
+"""The folder that a run leaves behind: what its files are called, and who may write there.
+
+No other module knows the names of the files.
+"""
 
 import contextlib
 import dataclasses
 import json
 import os
-import platform
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,21 @@ from tfdml.io.files import (
     sweep,
     write_json,
 )
-from tfdml.options import flag_text, values_of
-from tfdml.training.choices import Random
-from tfdml.training.settings import Experiment
-from tfdml.version import __version__, installed
 
+FLAGS_FILE = "flags.txt"
+DATA_FILE = "data.json"
+ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+RESULT_FILE = "result.json"
 QUERIES_FILE = "queries.npz"
-# Of a resumed run: where the folder lies, and where the images, which are compared by their
-# checksums.
-MAY_DIFFER = ("run_dir", "data_dir", "features")
-# What changes nothing of the training.
-_WATCHING = ("watch_every", "log_to")
-_PACKAGES = ("tensorflow", "keras", "numpy", "faiss-cpu", "scikit-learn", "pillow", "matplotlib")
+EMBEDDER_FILE = "embedder.keras"
+MOMENTS_FILE = "moments.keras"
+TEXT_EMBEDDER_FILE = "text_embedder.keras"
+WATCH_FILE = "watch.json"
+# Of several seeds or folds, each run has a folder of its own.
+SEED_PREFIX = "seed_"
+FOLD_PREFIX = "fold_"
+_CHECKPOINT_PREFIX = "step-"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,14 +71,29 @@ class EpochLength:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a folder, oldest first."""
-    return sorted(
-        (path for path in folder.glob("step-*.npz") if path.stem[5:].isdecimal()), key=step_of
-    )
+    paths = [path for path in folder.glob(f"{_CHECKPOINT_PREFIX}*.npz") if _step_text(path)]
+    return sorted(paths, key=step_of)
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of the checkpoint of a step.
+
+    Example:
+        >>> checkpoint_path(Path("checkpoints"), 12).name
+        'step-00000012.npz'
+    """
+    return folder / f"{_CHECKPOINT_PREFIX}{step:08d}.npz"
 
 
 def step_of(path: Path) -> int:
     """Return the step of a checkpoint, by its name."""
-    return int(path.stem.removeprefix("step-"))
+    return int(_step_text(path))
+
+
+def _step_text(path: Path) -> str:
+    """Return the digits of a checkpoint's name; empty of another name."""
+    digits = path.stem.removeprefix(_CHECKPOINT_PREFIX)
+    return digits if digits.isdecimal() else ""
 
 
 class RunFolder:
@@ -92,18 +111,18 @@ class RunFolder:
     def __init__(self, path: str | os.PathLike):
         require_local(path, "run_dir")
         self.path = Path(path)
-        self.flags = self.path / "flags.txt"
-        self.data = self.path / "data.json"
-        self.environment = self.path / "environment.json"
-        self.metrics = self.path / "metrics.jsonl"
-        self.result = self.path / "result.json"
+        self.flags = self.path / FLAGS_FILE
+        self.data = self.path / DATA_FILE
+        self.environment = self.path / ENVIRONMENT_FILE
+        self.metrics = self.path / METRICS_FILE
+        self.result = self.path / RESULT_FILE
         self.queries = self.path / QUERIES_FILE
         self.checkpoints = self.path / "checkpoints"
-        self.embedder = self.path / "embedder.keras"
-        self.moments = self.path / "moments.keras"
-        self.text_embedder = self.path / "text_embedder.keras"
+        self.embedder = self.path / EMBEDDER_FILE
+        self.moments = self.path / MOMENTS_FILE
+        self.text_embedder = self.path / TEXT_EMBEDDER_FILE
         self.tensorboard = self.path / "tensorboard"
-        self.watch = self.path / "watch.json"
+        self.watch = self.path / WATCH_FILE
         self.report = self.path / "report" / "index.html"
 
     # What is there
@@ -121,8 +140,8 @@ class RunFolder:
         saved = f"the checkpoint of step {steps[-1]} is saved" if steps else "no step was trained"
         return f"{saved}; continue with --run_dir={self.path} --resume"
 
-    def load_experiment(self) -> Experiment:
-        """Return the experiment that a run was started with.
+    def read_flags(self) -> str:
+        """Return the flags that a run was started with, as text.
 
         Raises:
             UserError: This is not the folder of a run, or its flags are damaged.
@@ -131,48 +150,13 @@ class RunFolder:
             raise UserError(
                 "the run was stopped before it began; leave out resume", run_dir=self.path
             )
+        damaged = f"{self.flags} is damaged: it is no text; start the run again elsewhere"
+        missing = f"holds no run to resume: there is no {self.flags}"
         with (
-            user_errors(
-                UnicodeDecodeError,
-                f"{self.flags} is damaged: it is no text; start the run again elsewhere",
-            ),
-            user_errors(
-                OSError, f"holds no run to resume: there is no {self.flags}", run_dir=self.path
-            ),
+            user_errors(UnicodeDecodeError, damaged),
+            user_errors(OSError, missing, run_dir=self.path),
         ):
-            text = self.flags.read_text(encoding="utf-8")
-        with user_errors(UserError, f"{self.flags}: {REASON}"):
-            return Experiment.from_flags(text, run_dir=str(self.path))
-
-    def final_settings(self) -> dict[str, Any]:
-        """Return the settings of the final model of this run, but for its folder: see
-        `DataSettings.final_of`.
-
-        Raises:
-            UserError: The run has not ended, or is of several seeds or folds.
-        """
-        result = self.read_result()
-        if result is None:
-            raise UserError("the run has not ended; end it first", final_of=self.path)
-        if "epoch" not in result:
-            raise UserError(
-                f"has several runs: name one, such as {self.path}/seed_0", final_of=self.path
-            )
-        settings = values_of(self.load_experiment())
-        own = {
-            "epochs": result["epoch"],
-            "steps_per_epoch": self.epoch_length().steps_of_final(),
-            "selection": "last",
-            "final_of": str(self.path),
-        }
-        off = {"holdout_classes": 0.0, "holdout_sampling": Random(), "min_steps": 0}
-        return {
-            **settings,
-            **off,
-            **own,
-            "report": False,
-            "moment_embedder": False,
-        }
+            return self.flags.read_text(encoding="utf-8")
 
     def epoch_length(self) -> EpochLength:
         """Return how long an epoch of this run was."""
@@ -182,21 +166,6 @@ class RunFolder:
         trained = splits["train"]
         images_of_final = sum(split["images"] for split in splits.values())
         return EpochLength(trained["images"], trained["classes"], steps, images_of_final)
-
-    def check_same(self, asked: Experiment) -> None:
-        """Raise a `UserError` where the run that is here was started with other settings than
-        `asked`."""
-        for name, old, new in self.load_experiment().differences_to(asked):
-            if name not in (*MAY_DIFFER, *_WATCHING):
-                end = (
-                    "; to end it early, add --finish"
-                    if name in ("epochs", "steps_per_epoch")
-                    else ""
-                )
-                raise UserError(
-                    f"the run was started with {flag_text(old)}: leave it out{end}",
-                    **{name: flag_text(new)},
-                )
 
     def read_result(self) -> dict[str, Any] | None:
         """Return what `result.json` holds; None if it is not there, or damaged."""
@@ -234,8 +203,11 @@ class RunFolder:
             yield
 
     @contextlib.contextmanager
-    def created(self, experiment: Experiment) -> Iterator[None]:
+    def created(self, flags: str) -> Iterator[None]:
         """Make the folder, with the flags of the run, and keep other runs out.
+
+        Args:
+            flags: The flags, as text.
 
         Raises:
             UserError: It cannot be made, or has become that of another run.
@@ -245,10 +217,12 @@ class RunFolder:
         with self.locked():
             self.check_new()
             with atomic_write(self.flags) as temporary:
-                temporary.write_text(experiment.as_flags(), encoding="utf-8")
+                temporary.write_text(flags, encoding="utf-8")
             yield
 
-    def describe(self, data: dict[str, Any], devices: list[str], weights: str = "") -> None:
+    def describe(
+        self, data: dict[str, Any], environment: dict[str, Any], weights: str = ""
+    ) -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the
         data is the same.
 
@@ -257,7 +231,7 @@ class RunFolder:
 
         Args:
             data: By split, what `Splits.describe` returns.
-            devices: What the run trains on.
+            environment: What `tfdml.training.workers.environment` returns.
             weights: The file that the backbone starts from, if any: HDF5 has no checksum.
 
         Raises:
@@ -270,14 +244,14 @@ class RunFolder:
             raise UserError(
                 f"the images are not those of the start ({changed}): bring them back", resume=True
             )
-        now = environment(devices)
-        path = Path(local_copy(weights)).expanduser()
-        if path.is_file():
-            now["weights"] = f"sha256:{sha256_of(path)}"
-            logging.info("weights %s: %s", weights, now["weights"])
-        if not self.environment.is_file():
+        now = environment | _checksum_of(weights)
+        if self.environment.is_file():
+            self._compare_environment(now, weights)
+        else:
             write_json(self.environment, now)
-            return
+
+    def _compare_environment(self, now: dict[str, Any], weights: str) -> None:
+        """Compare the environment of a resumed run with that of its start; see `describe`."""
         before = read_json(self.environment, {"backend": str, "packages": dict})
         if before["backend"] != now["backend"]:
             advice = f"set KERAS_BACKEND={before['backend']}"
@@ -295,26 +269,17 @@ class RunFolder:
             logging.warning(text, self.path, changed)
 
 
+def _checksum_of(weights: str) -> dict[str, str]:
+    """Return the checksum of a file of weights as `weights`; nothing where it is no file."""
+    path = Path(local_copy(weights)).expanduser()
+    if not path.is_file():
+        return {}
+    checksum = f"sha256:{sha256_of(path)}"
+    logging.info("weights %s: %s", weights, checksum)
+    return {"weights": checksum}
+
+
 def _arithmetic(environment: dict[str, Any]) -> dict[str, Any]:
     """Return what of an environment decides in which order sums are taken."""
     packages = {name: environment["packages"].get(name) for name in ("tensorflow", "keras", "jax")}
     return {"cpus": environment.get("cpus"), "devices": environment.get("devices"), **packages}
-
-
-def environment(devices: list[str]) -> dict[str, Any]:
-    """Return what ran: versions, machine, devices."""
-    import keras  # which trains by then
-
-    backend = keras.backend.backend()
-    return {
-        "tfdml": __version__,
-        "backend": backend,
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        # As TensorFlow counts them: those that this process may use.
-        "cpus": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "devices": devices,
-        "packages": installed(_PACKAGES + (("jax",) if backend == "jax" else ())),
-    }

@@ -1,26 +1,33 @@
 """Whose a run folder is, how far its run has come, and what is said of damage."""
 
+import ast
 import json
 import os
+import pathlib
 
 import pytest
 
 from tests.training.runs import experiment
+from tfdml import run_folder
 from tfdml.errors import UserError
-from tfdml.training import RunFolder
-from tfdml.training import checkpoints as run_folder
+from tfdml.training import Experiment, RunFolder
 
+ENVIRONMENT = {"backend": "tensorflow", "cpus": 2, "devices": ["CPU:0"], "packages": {}}
 DATA = {"train": {"images": 3, "content": "sha256:a"}, "test": {"images": 2, "content": "sha256:b"}}
 
 
 def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
-    folder, settings = RunFolder(tmp_path / "run"), experiment(tmp_path / "run")
+    folder, flags = RunFolder(tmp_path / "run"), experiment(tmp_path / "run").as_flags()
     busy = pytest.raises(UserError, match="another process is writing into it")
-    with folder.created(settings), busy, RunFolder(tmp_path / "run").created(settings):
+    with (
+        folder.created(flags),
+        busy,
+        RunFolder(tmp_path / "run").created(flags),
+    ):
         pass
     with (
         pytest.raises(UserError, match="exists already"),
-        RunFolder(tmp_path / "run").created(settings),
+        RunFolder(tmp_path / "run").created(flags),
     ):
         pass
 
@@ -60,14 +67,14 @@ def test_other_data_is_refused_and_another_machine_is_told_of(tmp_path, monkeypa
         run_folder.logging, "warning", lambda text, *values: said.append(text % values)
     )
     folder = RunFolder(tmp_path)
-    folder.describe(DATA, ["CPU:0"])
-    folder.describe(DATA, ["CPU:0"])
+    folder.describe(DATA, ENVIRONMENT)
+    folder.describe(DATA, ENVIRONMENT)
     assert not said
     with pytest.raises(UserError, match="test: images was 2 and is now 1"):
-        folder.describe({**DATA, "test": {"images": 1, "content": "sha256:b"}}, ["CPU:0"])
+        folder.describe({**DATA, "test": {"images": 1, "content": "sha256:b"}}, ENVIRONMENT)
     began = json.loads(folder.environment.read_text())
     folder.environment.write_text(json.dumps({**began, "cpus": 4096, "python": "3.9"}))
-    folder.describe(DATA, ["CPU:0"])
+    folder.describe(DATA, ENVIRONMENT)
     assert "cpus was 4096" in said[0]
     assert json.loads(folder.environment.read_text())["cpus"] == 4096
 
@@ -76,11 +83,11 @@ def test_weights_with_a_changed_byte_are_refused_on_resume(tmp_path):
     weights, folder = tmp_path / "backbone.weights.h5", RunFolder(tmp_path / "run")
     folder.path.mkdir()
     weights.write_bytes(b"weights")
-    folder.describe(DATA, ["CPU:0"], str(weights))
-    folder.describe(DATA, ["CPU:0"], str(weights))
+    folder.describe(DATA, ENVIRONMENT, str(weights))
+    folder.describe(DATA, ENVIRONMENT, str(weights))
     weights.write_bytes(b"wejghts")
     with pytest.raises(UserError, match=f"weights={weights}: the file is not that of the start"):
-        folder.describe(DATA, ["CPU:0"], str(weights))
+        folder.describe(DATA, ENVIRONMENT, str(weights))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\0\1", b"--flip=maybe"])
@@ -88,4 +95,23 @@ def test_damaged_flags_are_named(content, tmp_path):
     folder = RunFolder(tmp_path)
     folder.flags.write_bytes(content)
     with pytest.raises(UserError, match=str(folder.flags)):
-        folder.load_experiment()
+        Experiment.of_run(folder.path)
+
+
+def test_no_other_module_knows_what_the_files_of_a_run_are_called():
+    names = {value for name, value in vars(run_folder).items() if name.endswith("_FILE")}
+    assert "embedder.keras" in names
+    home = pathlib.Path(run_folder.__file__)
+    for path in home.parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and path != home:
+                assert node.value not in names, f"{path}:{node.lineno}"
+
+
+def test_checkpoints_are_listed_by_their_step(tmp_path):
+    for step in (10, 9, 100_000_000):
+        run_folder.checkpoint_path(tmp_path, step).touch()
+    for name in ("step-x.npz", "step-.npz", "other-3.npz", "step-7.txt"):
+        (tmp_path / name).touch()
+    steps = [run_folder.step_of(path) for path in run_folder.list_checkpoints(tmp_path)]
+    assert steps == [9, 10, 100_000_000]

@@ -17,10 +17,9 @@ from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.errors import UserError
 from tfdml.evaluation import dataset_protocol
 from tfdml.mining import shares_a_label
-from tfdml.training import Experiment
-from tfdml.training import images as memory
+from tfdml.training import Experiment, run_data
 from tfdml.training.choices import Random, Stratified
-from tfdml.training.images import (
+from tfdml.training.run_data import (
     Splits,
     load_splits,
     make_sampler,
@@ -113,7 +112,7 @@ NEEDED = 100 * 20 * 20 * 3 + 30 * 16 * 16 * 3
     ],
 )
 def test_auto_keeps_what_fits(spare, cache, drawn, kept, monkeypatch):
-    monkeypatch.setattr(memory, "memory_to_spare", lambda limit: spare)
+    monkeypatch.setattr(run_data, "memory_to_spare", lambda limit: spare)
     images = np.zeros((100, 40, 40, 3), np.uint8)
     splits = [
         ImageDataset(images=images[:count], labels=np.zeros(count, int)) for count in (100, 30)
@@ -205,7 +204,7 @@ def test_images_with_texts_and_without_labels_are_measured_by_texts_alone(tmp_pa
     splits = load_splits(settings, seed=0)
     assert splits.train.texts.tolist() == ["one", "two", "one", "three"]
     assert splits.train.labels.tolist() == [0, 0, 1, 2]
-    memory.check_measurable(splits, (1,))
+    run_data.check_measurable(splits, (1,))
     assert not splits.searched_by_images("test")
     assert [len(splits.test), splits.views["test"].texts] == [2, ["five", "four", "six"]]
     sampler = make_sampler(settings, splits.train, seed=0)
@@ -272,10 +271,10 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
 def test_default_ks_are_measured_as_far_as_there_are_images(tmp_path, caplog):
     splits = load_splits(DataSettings(features=stored(tmp_path), holdout_classes=0), seed=0)
     with caplog.at_level("WARNING", logger="absl"):
-        memory.check_measurable(splits, (1, 2, 4, 8))
+        run_data.check_measurable(splits, (1, 2, 4, 8))
     assert "K = 1,2,4 alone" in caplog.text
     with pytest.raises(UserError, match="compared with 5"):
-        memory.check_measurable(splits, (1, 8))
+        run_data.check_measurable(splits, (1, 8))
 
 
 def test_roles_of_stored_vectors_are_the_split_and_their_paths_the_names(tmp_path):
