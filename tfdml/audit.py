@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.data.readers.tables import read_cells
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io.files import cell_text, write_whole
+from tfdml.io.tables import Column, read_table
 from tfdml.labels import integer_labels
+from tfdml.names import PATH, ROLE
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
 # Neighbors of each image that are searched; the nearest of these may be duplicates.
@@ -622,7 +623,9 @@ def read_drops(path: str | os.PathLike) -> tuple[str, ...]:
         >>> read_drops("mine.csv")
         ('a.jpg',)
     """
-    table = read_cells("drop", os.fspath(path), ("image", "action"), _COLUMNS)
+    as_written = dataclasses.replace(PATH, several_lines=True, may_be_empty=True)
+    columns = {**dict.fromkeys(_COLUMNS), "image": Column(as_written), "action": Column(ROLE)}
+    table = read_table("drop", os.fspath(path), columns, ("image", "action"))
     rows = [row for row, action in enumerate(table.columns["action"]) if action.lower() == "drop"]
     images = [table.columns["image"][row].removeprefix("'") for row in rows]
     if "" in images:

@@ -37,6 +37,7 @@ class Kind:
             ids are used as they are written; `composed` compares them.
         several_lines: Whether it may have line breaks and tabs.
         may_be_empty: Whether an empty value is accepted, as `""`.
+        flags: Whether true and false are accepted, as such texts.
         missing: What becomes of a word for "missing", such as `NA`: it is `kept`, `noted` in a
             warning, or `dropped`, as `""`.
     """
@@ -45,6 +46,7 @@ class Kind:
     plain: bool = True
     several_lines: bool = False
     may_be_empty: bool = False
+    flags: bool = False
     missing: Literal["kept", "noted", "dropped"] = "kept"
 
 
@@ -54,6 +56,8 @@ CLASS = Kind("classes", missing="noted")
 ID = Kind("ids", plain=False)
 #: A split or a role.
 ROLE = Kind("roles", may_be_empty=True, missing="dropped")
+#: Whether something is so; 1 and 0 are true and false.
+FLAG = Kind("flags", flags=True)
 #: What an image shows.
 TEXT = Kind("texts", several_lines=True, missing="noted")
 #: Where an image is.
@@ -119,6 +123,8 @@ def clean(
     items = values.tolist() if hasattr(values, "tolist") else list(values)
     for wrong in set(map(type, items)) - _TYPES:
         row = next(row for row, item in enumerate(items) if type(item) is wrong)
+        if wrong is bool and kind.flags:
+            continue
         if issubclass(wrong, (bool, float)) or not issubclass(wrong, _ACCEPTED):
             fault = f"must be a text or an integer, it is {quoted(items[row])}"
             raise UserError(f"{source}, {place(row)}: {fault}")
@@ -144,6 +150,8 @@ def _plain(item: Any, kind: Kind) -> str:
         except UnicodeDecodeError:
             raise ValueError(f"is no UTF-8: {quoted(item)}") from None
     text = "" if item is None else str(item)
+    if isinstance(item, bool):
+        text = text.lower()
     if kind.plain:
         text = composed(_trimmed(text))
     control = _CONTROL_IN_LINES if kind.several_lines else _CONTROL

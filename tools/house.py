@@ -43,7 +43,7 @@ OPEN: dict[str, int] = {
     "backbones": 4,
     "cli": 31,
     "cluster": 13,
-    "data": 60,
+    "data": 53,
     "demo": 6,
     "embeddings": 25,
     "evaluation": 56,
@@ -72,6 +72,8 @@ GONE: dict[str, str] = {
     "parse_sum": "tfdml.expressions.Terms.parse",
     "load_experiment": "tfdml.training.Experiment.of_run",
     "parse_arguments": "tfdml.expressions.Arguments.parse",
+    "read_cells": "tfdml.io.tables.read_table",
+    "check_composed": "tfdml.names.clean",
 }
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

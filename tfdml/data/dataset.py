@@ -35,6 +35,7 @@ from tfdml.data.decoding import (
 from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError, short_message
+from tfdml.io.files import access_fault
 from tfdml.labels import image_rows, integer_labels, true_or_false
 
 
@@ -604,24 +605,6 @@ def converted_images(
             return None, f"damaged: {short_message(error, 'last')}", 1
 
     return in_threads(convert_or_fault, range(len(images)), os.cpu_count() or 1)
-
-
-def access_fault(error: Exception) -> str:
-    """Why a file cannot be read, in words, from the exception that reading it raised.
-
-    Example:
-        >>> access_fault(FileNotFoundError())
-        'missing'
-    """
-    if (
-        isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
-    ):  # the second is TensorFlow's
-        return "missing"
-    if isinstance(error, IsADirectoryError):
-        return "a folder, not a file"
-    if isinstance(error, PermissionError) or type(error).__name__ == "PermissionDeniedError":
-        return "unreadable (no permission)"
-    return f"unreadable ({getattr(error, 'strerror', None) or short_message(error, 'last')})"
 
 
 def explain_failure(

@@ -23,7 +23,7 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.arguments import boolean, integer
-from tfdml.data.dataset import ImageDataset, ImageError, access_fault, explain_failure, find_faults
+from tfdml.data.dataset import ImageDataset, ImageError, explain_failure, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
 from tfdml.data.transforms import EvaluationTransform
@@ -40,7 +40,7 @@ from tfdml.embeddings.model_card import (
 )
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.flags import parse_flags
-from tfdml.io.files import in_store, is_remote, local_copy, read_json, sha256_of
+from tfdml.io.files import access_fault, in_store, is_remote, local_copy, read_json, sha256_of
 from tfdml.models import AnyEmbedder, TextEmbedder
 from tfdml.registry import import_modules
 from tfdml.run_folder import (

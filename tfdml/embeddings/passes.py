@@ -9,11 +9,12 @@ import numpy as np
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers.own_images import class_ids, read_rows
-from tfdml.data.readers.tables import LIST_EXTENSIONS, images_named
+from tfdml.data.readers.tables import images_named
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord, require_utf8
 from tfdml.errors import UserError
 from tfdml.io.files import is_remote
+from tfdml.io.tables import LIST_EXTENSIONS
 
 # Called with the images done, the bad ones among them, and all.
 Progress = Callable[[int, int, int], None]

@@ -303,6 +303,24 @@ def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
     return filesystem.open(there, "rb")
 
 
+def access_fault(error: Exception) -> str:
+    """Why a file cannot be read, in words, from the exception that reading it raised.
+
+    Example:
+        >>> access_fault(FileNotFoundError())
+        'missing'
+    """
+    if (
+        isinstance(error, FileNotFoundError) or type(error).__name__ == "NotFoundError"
+    ):  # the second is TensorFlow's
+        return "missing"
+    if isinstance(error, IsADirectoryError):
+        return "a folder, not a file"
+    if isinstance(error, PermissionError) or type(error).__name__ == "PermissionDeniedError":
+        return "unreadable (no permission)"
+    return f"unreadable ({getattr(error, 'strerror', None) or short_message(error, 'last')})"
+
+
 def read_bytes(path: str | os.PathLike) -> bytes:
     """Return the content of a file.
 

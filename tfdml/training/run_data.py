@@ -20,7 +20,7 @@ from tfdml.data.images import VectorImages, images_checksum
 from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
-from tfdml.data.readers.tables import Table, split_classes, warn_shared_classes
+from tfdml.data.readers.tables import split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
@@ -30,6 +30,7 @@ from tfdml.evaluation.relevance import retrieval_task
 from tfdml.evaluation.retrieval import check_depth
 from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import plain_path
+from tfdml.io.tables import Table
 from tfdml.labels import require_classes
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.names import composed
@@ -246,7 +247,7 @@ def vector_splits(
         )
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
-        table = Table("features", path, range(1, len(names) + 1), {"path": list(names)})
+        table = Table("features", path, {"path": list(names)})
         given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
         if labels is None:
             labels, protocol = (

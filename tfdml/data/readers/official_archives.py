@@ -18,10 +18,11 @@ import scipy.io
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers import tables
-from tfdml.data.readers.tables import Table, first_of
+from tfdml.data.readers.tables import first_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file
-from tfdml.names import warn
+from tfdml.io.tables import Table, read_words
+from tfdml.names import CLASS, ID, PATH, ROLE, Kind, warn
 
 # Published numbers of each part, by data set.
 NUM_IMAGES = {
@@ -49,10 +50,10 @@ _CARS_LAYOUT = (
     "devkit/cars_test_annos_withlabels.mat, or car_ims/ with cars_annos.mat"
 )
 _INSHOP_PARTITION = "list_eval_partition.txt"
-_INSHOP_COLUMNS = ("image_name", "item_id", "evaluation_status")
+_INSHOP_COLUMNS = {"image_name": PATH, "item_id": ID, "evaluation_status": ROLE}
 _INSHOP_ITEM = re.compile(r"id_[0-9]{1,18}")
 _OMNIGLOT_ARCHIVES = {"train": "images_background", "test": "images_evaluation"}
-_SOP_COLUMNS = ("image_id", "class_id", "super_class_id", "path")
+_SOP_COLUMNS = {"image_id": ID, "class_id": ID, "super_class_id": ID, "path": PATH}
 
 
 def _checked(dataset: ImageDataset, source: object, check_counts: bool) -> ImageDataset:
@@ -147,8 +148,8 @@ def _cars_table(root: pathlib.Path) -> Table:
             os.path.join(root, folder, *str(name).split("/")) for name in records[field]
         ]
         columns["class"] += map(str, records["class"])
-    table = Table("cars196", str(root), lines, columns)
-    tables.check_composed(table, "path")
+    table = Table("cars196", str(root), columns, lines.__getitem__)
+    table.clean("path", PATH)
     table.check_distinct("path")
     return table
 
@@ -196,11 +197,11 @@ def read_cub200(
     """
     root = _official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
     images, labels, names = (
-        _cub_table(os.path.join(root, file), column)
-        for file, column in (
-            ("images.txt", "path"),
-            ("image_class_labels.txt", "class"),
-            ("classes.txt", "name"),
+        _cub_table(os.path.join(root, file), column, kind)
+        for file, column, kind in (
+            ("images.txt", "path", PATH),
+            ("image_class_labels.txt", "class", ID),
+            ("classes.txt", "name", CLASS),
         )
     )
     images.check_distinct("path")
@@ -221,9 +222,9 @@ def read_cub200(
     return _checked(dataset, images.path, check_counts)
 
 
-def _cub_table(path: str, column: str) -> Table:
+def _cub_table(path: str, column: str, kind: Kind) -> Table:
     """Return a table whose first column has distinct ids."""
-    table = tables.read_table("cub200", path, ("id", column))
+    table = read_words("cub200", path, {"id": ID, column: kind})
     table.columns["id"] = list(map(str, table.integers("id").tolist()))
     table.check_distinct("id")
     return table
@@ -276,7 +277,7 @@ def read_inshop(
             f"inshop: found no {_INSHOP_PARTITION} in {root} or its Eval/ or Anno/; unpack it there"
         )
     # The first line is the number of rows.
-    table = tables.read_table("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
+    table = read_words("inshop", source, _INSHOP_COLUMNS, first_line=2, header=True)
     table.check_cells(
         "evaluation_status", NUM_IMAGES["inshop"].__contains__, "train, query or gallery"
     )
@@ -389,7 +390,7 @@ def read_sop(
     file = f"Ebay_{split}.txt"
     root = _official_root("sop", data_dir, "Stanford_Online_Products", file)
     source = os.path.join(root, file)
-    table = tables.read_table("sop", source, _SOP_COLUMNS, header=True)
+    table = read_words("sop", source, _SOP_COLUMNS, header=True)
     labels = table.integers("class_id", 1) - 1
     kinds = table.integers("super_class_id", 1, len(SOP_SUPER_CLASSES)) - 1
     table.check_distinct("path")

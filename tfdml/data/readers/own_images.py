@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,42 @@ import scipy.sparse
 
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
 from tfdml.data.readers import tables
-from tfdml.data.readers.tables import BETWEEN, LeftOut, Table, images_below
+from tfdml.data.readers.tables import LeftOut, images_below
 from tfdml.errors import UserError, check_share
 from tfdml.io.files import is_folder, is_remote, plain_path
-from tfdml.names import composed, quoted, warn
+from tfdml.io.tables import Column, Table, read_table
+from tfdml.names import (
+    CLASS,
+    FLAG,
+    ID,
+    PATH,
+    ROLE,
+    TEXT,
+    clean,
+    composed,
+    quoted,
+    warn,
+)
 
-COLUMNS = ("path", "label", "split", "role", "super_label", "group", "labels", "id", "text")
-PAIR_COLUMNS = (("a", "b", "similar"), ("anchor", "positive", "negative"))
+COLUMNS: dict[str, Column | None] = {
+    "path": Column(PATH),
+    "label": Column(CLASS),
+    "split": Column(ROLE),
+    "role": Column(ROLE),
+    "super_label": Column(CLASS),
+    "group": Column(CLASS),
+    "labels": Column(CLASS, several=True),
+    "id": Column(ID),
+    "text": Column(TEXT),
+}
+_TRIPLETS = ("anchor", "positive", "negative")
+_PAIRS = ("a", "b", "similar")
+_PAIR_COLUMNS: dict[str, Column | None] = {
+    **dict.fromkeys(("a", "b", *_TRIPLETS), Column(PATH)),
+    "similar": Column(FLAG),
+}
 _MEASURED = ("recall", "map@r", "r_precision")
-_REQUIRED = COLUMNS[:2]
+_REQUIRED = ("path", "label")
 _VALUES = {
     "split": ("train", "test", "validation", "query", "gallery"),
     "role": ("", "train", "query", "gallery", "junk"),
@@ -40,8 +67,6 @@ _PARTS = {
 # 007 and 7 are two names, not one number.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _INT64 = np.iinfo(np.int64)
-# What programs write where a value is missing.
-_MISSING = {"nan", "NaN", "None", "null", "<NA>"}
 
 
 def _part_of(name: str) -> str:
@@ -93,7 +118,9 @@ def read_folder(
         expected = os.path.join(root, "<class>", "<image>.jpg")
         raise UserError(f"folder: found no image in {root}; expected {expected}{reason}")
     places = [path.removeprefix(root).lstrip("/").split("/") for path in paths]
-    table = Table("folder", root, [quoted("/".join(place)) for place in places], {"path": paths})
+    below = [quoted("/".join(place)) for place in places]
+    paths = clean(paths, PATH, f"folder: {root}", below.__getitem__)
+    table = Table("folder", root, {"path": paths}, below.__getitem__)
     if parts := _take_splits(root, places):
         table.columns["split"] = parts
     table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
@@ -102,9 +129,10 @@ def read_folder(
             f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, "
             "are of these classes"
         )
-    tables.check_composed(table, "path")
-    tables.check_composed(table, "label")
-    table = _with_parts(_with_classes(table), split)
+    table = _with_classes(table)
+    labels = table.columns["label"]
+    table.columns["label"] = clean(labels, CLASS, f"folder: {root}", table.place)
+    table = _with_parts(table, split)
     return tables.dataset_of(
         table, split, *class_ids(table, "label", is_name=True), test_fraction=test_fraction
     )
@@ -194,8 +222,8 @@ def read_list(
     pairs: str = "",
     levels: bool = False,
 ) -> ImageDataset:
-    """Read a list of images: a CSV file with a header, a file with a JSON object on each line, or a
-    Parquet file.
+    """Read a list of images: a CSV file with a header, a file with a JSON object on each line, a
+    Parquet or an .npz file.
 
     The columns (or keys) are `path` and `label`, and, if wanted, the others, in any order:
 
@@ -222,14 +250,15 @@ def read_list(
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which
     matters for splits alone, and right for a query are the images that are similar to it.
 
-    The delimiter of a CSV file is a comma, a semicolon or a tab. White space around its cells is
-    dropped. Names of columns and values of `split` and `role` count in capitals or not, and other
-    columns are ignored. Rows that repeat another are dropped. A warning counts what is ignored,
-    dropped or left out.
+    The delimiter of a CSV file is a comma, a semicolon or a tab, with spaces behind it or not.
+    White space around names is dropped, but not around paths. Names of columns and values of
+    `split` and `role` count in capitals or not. Other columns are ignored, but for those that are
+    nearly called like one of these. Rows that repeat another are dropped. A warning counts what is
+    ignored, dropped or left out.
 
     Args:
-        data_dir: The list itself: `*.parquet`, `*.jsonl`, `*.ndjson` or `*.json`; any other name
-            for CSV or JSON lines.
+        data_dir: The list itself: `*.parquet`, `*.npz`, `*.jsonl`, `*.ndjson` or `*.json`; any
+            other name for CSV or JSON lines.
         split: `"train"` or `"test"`.
         test_fraction: Without splits and roles: the share of the classes that is held out as the
             test split; each split gets at least one class.
@@ -278,18 +307,11 @@ def read_list(
     )
 
 
-def _split_labels(table: Table) -> list[list[str]]:
-    return [
-        [name.strip() for name in cell.split(BETWEEN) if name.strip()]
-        for cell in table.columns["labels"]
-    ]
-
-
 def _levels(table: Table) -> np.ndarray:
     """Return the class ids on each level, (N, L), of the column labels, which gives the others, or
     of these."""
     if "labels" in table.columns:
-        names = _split_labels(table)
+        names = table.columns["labels"]
         for row, levels in enumerate(names):
             if len(levels) < 2 or len(levels) != len(names[0]):
                 counts = f"{len(levels)} levels and {len(names[0])} in the first line"
@@ -314,7 +336,7 @@ def _label_sets(table: Table) -> np.ndarray:
     there is none."""
     from sklearn.preprocessing import MultiLabelBinarizer  # takes a while to import
 
-    sets = _split_labels(table)
+    sets = table.columns["labels"]
     table.columns.setdefault("label", [names[0] if names else "" for names in sets])
     return MultiLabelBinarizer().fit_transform(sets).astype(np.int64)
 
@@ -337,10 +359,11 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
         UserError: A line is not as it should be, or two lines contradict each other; the message
             names them.
     """
-    table = read_rows(file, (), sum(PAIR_COLUMNS, ()))
-    columns = next((columns for columns in PAIR_COLUMNS if {*columns} == {*table.columns}), None)
+    table = read_rows(file, (), _PAIR_COLUMNS)
+    forms = (_PAIRS, _TRIPLETS)
+    columns = next((columns for columns in forms if {*columns} == {*table.columns}), None)
     if columns is None:
-        choices = " or ".join(map(",".join, PAIR_COLUMNS))
+        choices = " or ".join(map(",".join, forms))
         raise UserError(
             f"list: {file} must have the columns {choices}; it has {','.join(table.columns)}"
         )
@@ -348,11 +371,13 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
         composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])
     }
     if "id" in images.columns:
+        images.columns["id"] = list(map(composed, images.columns["id"]))
         images.check_distinct("id")
         row_of |= {name: row for row, name in enumerate(images.columns["id"])}
     folder, ends = composed(os.path.dirname(file)), columns[: 2 if "a" in columns else 3]
 
     def row(cell: str) -> int | None:
+        cell = composed(cell)
         inside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
         return row_of.get(cell, row_of.get(inside, row_of.get(os.path.normpath(cell))))
 
@@ -400,9 +425,11 @@ def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
 
 
 def read_rows(
-    file: str, required: Sequence[str] = _REQUIRED, known: Sequence[str] = COLUMNS
+    file: str,
+    required: Sequence[str] = _REQUIRED,
+    known: Mapping[str, Column | None] = COLUMNS,
 ) -> Table:
-    """Read the rows of a list, as text, and check its cells.
+    """Read the rows of a list and check its cells.
 
     Args:
         file: The list, see `read_list`.
@@ -420,17 +447,13 @@ def read_rows(
         >>> read_rows("photos/list.csv").columns["label"][0]
         'bus'
     """
-    table = tables.read_cells("list", file, required, known)
+    table = read_table("list", file, known, required)
     for column, values in table.columns.items():
-        # Only training images may lack a value, and only that one.
-        if column not in ("role", "labels"):
-            table.check_cells(column, bool, "there")
         if column in _VALUES:
             values[:] = [_part_of(value) or value.lower() for value in values]
             table.check_cells(
                 column, _VALUES[column].__contains__, " or ".join(filter(None, _VALUES[column]))
             )
-        tables.check_composed(table, column)
     if "path" in table.columns:
         paths, folder = table.columns["path"], os.path.dirname(file)
         paths[:] = [path if is_remote(path) else os.path.join(folder, path) for path in paths]
@@ -515,12 +538,6 @@ def class_ids(
         fits = lambda cell: len(cell) <= 20 and _INT64.min <= int(cell) <= _INT64.max  # noqa: E731
         table.check_cells(column, fits, "an integer of 64 bits")
         id_of = {cell: int(cell) for cell in unique}
-    if missing := _MISSING.intersection(unique):
-        names = ", ".join(map(quoted, sorted(missing)))
-        warn(
-            f"{table.name}: {table.path}: {names} in {column} is taken for a name, not for a "
-            "missing value"
-        )
     return np.array([id_of[value] for value in values], np.int64), {
         i: name for name, i in id_of.items()
     }
