@@ -95,7 +95,7 @@ class Index:
         embeddings = check_embeddings(self.embed(x))
         labels = None if y is None else ids_or_names(y, len(embeddings))
         if labels is not None and class_names is not None:
-            labels = class_of_each(labels, class_names).astype(str)
+            labels = class_of_each(labels, class_names)
         ids = (
             [str(len(self) + i) for i in range(len(embeddings))]
             if ids is None
@@ -206,7 +206,7 @@ class Index:
         folder.parent.mkdir(parents=True, exist_ok=True)
         images: dict[str, Any] = {"id": range(len(self)), "path": self.ids, "label": self.labels}
         if self.labels is not None and self.labels.dtype.kind not in "iu":
-            images["class"] = self.labels.astype(str).tolist()
+            images["class"] = list(map(str, self.labels.tolist()))
             images["label"] = np.unique(images["class"], return_inverse=True)[1]
         about = {"distance": self.distance, "batch_size": self.batch_size}
         about["model"] = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
@@ -248,6 +248,6 @@ class Index:
         index.embeddings, index.ids = stored.embeddings, list(stored.names)
         index.labels = stored.labels
         if stored.classes is not None and stored.class_names:
-            index.labels = stored.classes.astype(str)
+            index.labels = stored.classes
         index.calibration = about.get("calibration") and Calibration.from_dict(about["calibration"])
         return index

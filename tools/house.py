@@ -45,7 +45,7 @@ OPEN: dict[str, int] = {
     "cluster": 13,
     "data": 53,
     "demo": 6,
-    "embeddings": 25,
+    "embeddings": 23,
     "evaluation": 56,
     "export": 28,
     "io": 2,

@@ -317,7 +317,7 @@ def test_classes_of_a_folder_go_by_name_and_rows_in_order_of_the_files(tmp_path)
         ({"vector": [[1.0]]}, "no column embedding"),
         ({"embedding": [[1.0], [2.0, 3.0], [4.0, 5.0, 6.0]]}, "as many numbers"),
         ({"embedding": pa.array([], pa.list_(pa.float32(), 2))}, "no row"),
-        ({"embedding": [[1.0], [2.0]], "label": [1, None]}, "1 of 2 rows"),
+        ({"embedding": [[1.0], [2.0]], "label": [1, None]}, "column label, row 2: is empty"),
         ({"embedding": [[1.0], [2.0]], "role": ["best", "test"]}, "role"),
     ],
 )
@@ -362,7 +362,7 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
         ({"count": "gone"}, "key count must be"),
         ({"count": 11}, "states 11 images, the files hold 10"),
         ({"files": {"../../etc/passwd": {}}}, "names a file outside its folder"),
-        ({"files": {"part-000009.parquet": {}}}, "cannot be read: "),
+        ({"files": {"part-000009.parquet": {}}}, "cannot be read as Parquet: "),
         ({"version": 1}, "not of a folder of embeddings of format version 3"),
     ],
 )
@@ -390,3 +390,66 @@ def test_names_are_relative_to_the_data(tmp_path):
         lambda: ImageTable.of([train, other]),
         "class id 7 is seven in one split and pizza in another",
     )
+
+
+KINDS = ["parquet", "npz"]
+
+
+def write_vectors(path, **columns):
+    """Write four vectors and columns as Parquet or .npz."""
+    vectors = np.eye(4, dtype=np.float32)
+    if path.suffix == ".npz":
+        np.savez(path, embeddings=vectors, **columns)
+    else:
+        pq.write_table(pa.table({"embedding": list(vectors), **columns}), path)
+    return path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_files_from_elsewhere_are_read_or_refused_by_name(kind, tmp_path):
+    path = tmp_path / f"x.{kind}"
+    roles = [True, False, False, True]
+    stored = read_embeddings(
+        write_vectors(path, Labels=[b"a", b"b ", b"a", b"b"], is_query=roles, names=list("wxyz"))
+    )
+    assert stored.classes.tolist() == ["a", "b", "a", "b"]
+    assert stored.roles.tolist() == ["query", "gallery", "gallery", "query"]
+    assert stored.names == tuple("wxyz")
+    assert read_embeddings(write_vectors(path, ids=[7, 8, 9, 5])).names == tuple("7895")
+    for column, says in (
+        ("lable", "'lable': call it 'label'"),
+        ("is_gallery", "'is_gallery': call it 'role'"),
+        ("split", "'split': call it 'role'"),
+    ):
+        write_vectors(path, **{column: list("abcd")})
+        refused(lambda: read_embeddings(path), says)
+    both = write_vectors(path, role=["test"] * 4, is_query=roles)
+    refused(lambda: read_embeddings(both), "has the columns role and is_query: leave out one")
+    write_vectors(path, role=["test", "best", "test", "test"])
+    refused(lambda: read_embeddings(path), r"row 2: role must be one of .* it is 'best'")
+    write_vectors(path, label=[0.5, 1, 2, 3])
+    refused(lambda: read_embeddings(path), rf"x\.{kind}: .*0\.5 is not a whole number")
+
+
+@pytest.mark.parametrize("name", ["part-2", "2.pq", "2.PARQUET", "below/2.parquet"])
+def test_a_folder_whose_parts_would_be_read_by_half_is_refused(name, tmp_path):
+    (tmp_path / "below").mkdir()
+    write_vectors(tmp_path / "1.parquet")
+    assert len(read_embeddings(tmp_path)) == 4
+    (tmp_path / name).write_bytes((tmp_path / "1.parquet").read_bytes())
+    refused(lambda: read_embeddings(tmp_path), f"1 Parquet files would be left out, such as {name}")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_, pa.large_list, pa.list_view, pa.large_list_view, lambda t: pa.list_(t, 2)]
+)
+@pytest.mark.parametrize("number", [pa.float16(), pa.float64(), pa.int8()])
+def test_vectors_of_every_type_of_parquet_are_read(kind, number, tmp_path):
+    vectors = pa.array([[1, 2], [3, 4], [5, 6]], kind(number))
+    pq.write_table(pa.table({"Embeddings": vectors}), tmp_path / "x.parquet")
+    assert read_embeddings(tmp_path / "x.parquet").embeddings.tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_a_vector_that_is_missing_is_refused_with_the_name_of_its_file(tmp_path):
+    pq.write_table(pa.table({"embedding": [[1.0], None]}), tmp_path / "x.parquet")
+    refused(lambda: read_embeddings(tmp_path / "x.parquet"), r"x\.parquet: embedding must be a li")

@@ -29,7 +29,9 @@ from absl import logging
 
 from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.io import files
+from tfdml.io.tables import Column, Table, read_table, vector_blocks
 from tfdml.labels import integer_labels
+from tfdml.names import CLASS, FLAG, ID, PATH, ROLE
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
@@ -40,12 +42,22 @@ MANIFEST, BAD_IMAGES = "manifest.json", "bad_images.csv"
 # The role of an image: `train`; `test` where a set is searched all-to-all; or one side of a test
 # split.
 ROLE_NAMES = ("train", "test", "query", "gallery")
+_ROLE_OF_FLAG = {"true": "query", "1": "query", "false": "gallery", "0": "gallery"}
+_COLUMNS: dict[str, Column | None] = {
+    "embedding": None,
+    "id": Column(ID, numbers=True),
+    "path": Column(PATH),
+    "label": Column(CLASS, numbers=True),
+    "class": Column(CLASS),
+    "role": Column(ROLE),
+    "is_query": Column(FLAG),
+    "group": Column(dataclasses.replace(CLASS, plural="groups", may_be_empty=True)),
+}
 # In the metadata of a part's schema.
 _KEY = b"tfdml"
 _PART = re.compile(r"part-(\d{6,})\.parquet")
 # Rows of one group, which readers take at once.
 _GROUP_BYTES = 2**24
-_BATCH_ROWS = 8192
 # The share of the free memory that embeddings may take. Larger ones are copied into a file that is
 # memory-mapped.
 _SHARE_OF_MEMORY = 0.25
@@ -301,19 +313,23 @@ def holds_embeddings(path: str | os.PathLike) -> bool:
     """
     path = Path(files.local_copy(path))
     parts = [path / MANIFEST, *_parquet_files(path)]
-    return path.suffix in (".npz", ".npy", ".parquet") or any(part.is_file() for part in parts)
+    return path.suffix.lower() in (".npz", ".npy", ".parquet") or any(
+        part.is_file() for part in parts
+    )
 
 
 def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     """Read the embeddings of a folder that `tfdml embed` wrote, or of Parquet, .npz or .npy files
     from anywhere.
 
-    Parquet files have the column `embedding`, lists of d numbers, and optionally `class` (its
-    name), `label` (a number of these files alone), `path`, `role` and `group` (integers or text);
-    rows come in the order of the files. An .npz holds `embeddings` (N, d) and `labels` (N,),
-    integers or names of classes; optionally `is_query` (N,) bool, for queries that are searched in
-    the rest, or `roles` (N,), and `names` (N,). An .npy holds the embeddings only, and is
-    memory-mapped.
+    Files have the column `embedding`, (N, d) in an .npz and lists of d numbers in Parquet, and
+    optionally, with a value for each row, `class` (its name), `label` (a name, or a number of these
+    files alone), `path` or `id`, `role`, or else `is_query` for queries that are searched in the
+    rest, and `group` (integers or text). Rows come in the order of the files. An .npy holds the
+    embeddings only, and is memory-mapped.
+
+    Columns go by the same names in Parquet and .npz files, and plurals such as `labels` stand for
+    them; see `tfdml.io.tables.read_table`.
 
     Args:
         path: The folder or its manifest; a Parquet file, or a folder of them; the .npz or .npy
@@ -332,18 +348,21 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     path = path.parent if path.name == MANIFEST else path
     manifest: dict[str, Any] = {}
     embeddings: np.ndarray
-    columns: dict[str, np.ndarray]
+    table = Table("", str(path), {})
     with user_errors(
         Exception, f"{path} cannot be read: {REASON}", keep="first"
     ):  # whatever NumPy and Arrow raise
-        if path.suffix == ".npy":
-            embeddings, columns = np.lib.format.open_memmap(path, mode="r"), {}
-        elif path.suffix == ".npz":
-            with np.load(path) as archive:
-                embeddings, columns = archive["embeddings"], _columns_of(archive)
+        if path.suffix.lower() == ".npy":
+            embeddings = np.lib.format.open_memmap(path, mode="r")
+        elif path.suffix.lower() == ".npz":
+            columns = {**_COLUMNS, "embedding": Column(None)}
+            table = read_table("", str(path), columns, ("embedding",))
+            embeddings = table.columns.pop("embedding")
         else:
             parts, manifest = _files_of(path)
-            embeddings, columns = _read_parquet(parts)
+            paths = list(map(str, parts))
+            table = read_table("", str(path), _COLUMNS, ("embedding",), paths)
+            embeddings = _vectors_of(paths, table.keys["embedding"])
     if embeddings.ndim != 2 or 0 in embeddings.shape or embeddings.dtype.kind not in "fiu":
         raise UserError(
             f"{path}: embeddings must be numbers (N, d), not {embeddings.dtype} {embeddings.shape}"
@@ -353,61 +372,87 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
             f"{path}: {MANIFEST} states {manifest['count']} images, the files hold "
             f"{len(embeddings)}"
         )
-    if "label" in columns and columns["label"].dtype.kind not in "US":
-        with user_errors(UserError, f"{path}: {REASON}"):
-            columns["label"] = integer_labels(columns["label"])
-    for name, values in columns.items():
-        if values.shape != (len(embeddings),):
-            raise UserError(
-                f"{path}: {len(embeddings)} embeddings but {name} of shape {values.shape}; one for "
-                "each"
-            )
-    if unknown := set(map(str, columns.get("role", ()))) - set(ROLE_NAMES):
-        raise UserError(f"{path}: unknown role {min(unknown)!r}; one of {', '.join(ROLE_NAMES)}")
-    labels, class_names = _classes_of(str(path), columns.get("label"), columns.get("class"))
-    names = tuple(
-        map(str, columns["path"].tolist() if "path" in columns else range(len(embeddings)))
+    labels, class_names = _classes_of(table, len(embeddings))
+    return StoredEmbeddings(
+        _names_of(table, len(embeddings)),
+        labels,
+        _roles_of(table),
+        class_names,
+        _groups_of(table),
+        source=str(path),
+        embeddings=embeddings,
+        manifest=manifest,
     )
-    images = names, labels, columns.get("role"), class_names, columns.get("group")
-    return StoredEmbeddings(*images, source=str(path), embeddings=embeddings, manifest=manifest)
 
 
-def _columns_of(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the columns of an .npz file, by the names that they have in Parquet."""
-    columns = {"labels": "label", "roles": "role", "names": "path"}
-    table = {name: archive[array] for array, name in columns.items() if array in archive}
-    if "is_query" in archive and "role" not in table:
-        if archive["is_query"].dtype != np.bool_:
-            raise UserError(f"is_query must be bool, not {archive['is_query'].dtype}")
-        table["role"] = np.where(archive["is_query"], "query", "gallery")
-    return table
+def _names_of(table: Table, count: int) -> tuple[str, ...]:
+    """Return what the images are called: their paths, or else their ids, or else their numbers."""
+    names = table.columns.get("path", table.columns.get("id", range(count)))
+    return tuple(map(str, names))
 
 
-def _classes_of(
-    source: str, labels: np.ndarray | None, names: np.ndarray | None
-) -> tuple[np.ndarray | None, dict[int, str]]:
+def _roles_of(table: Table) -> list[str] | None:
+    if {"role", "is_query"} <= table.columns.keys():
+        raise UserError(f"{table.source} has the columns role and is_query: leave out one of them")
+    if "is_query" in table.columns:
+        flags = [flag.lower() for flag in table.columns["is_query"]]
+        table.columns["is_query"] = flags
+        table.check_cells("is_query", _ROLE_OF_FLAG.__contains__, "true or false")
+        return [_ROLE_OF_FLAG[flag] for flag in flags]
+    if "role" not in table.columns:
+        return None
+    table.check_cells("role", ROLE_NAMES.__contains__, f"one of {', '.join(ROLE_NAMES)}")
+    return table.columns["role"]
+
+
+def _groups_of(table: Table) -> np.ndarray | None:
+    """Return (N,) numbers of the groups in their order; negative ones of their own for images
+    without a group."""
+    if "group" not in table.columns:
+        return None
+    groups = table.columns["group"]
+    number_of: dict[str, int] = {}
+    for group in filter(None, groups):
+        number_of.setdefault(group, len(number_of))
+    numbers = [number_of.get(group, -1 - row) for row, group in enumerate(groups)]
+    return np.array(numbers, np.int64)
+
+
+def _classes_of(table: Table, count: int) -> tuple[np.ndarray | None, dict[int, str]]:
     """Return (N,) class ids and the names of the classes; names decide where both are there and
     disagree."""
-    if labels is not None and labels.dtype.kind in "US":
-        labels, names = None, labels
+    labels = table.columns.get("label")
+    names = table.columns.get("class")
+    if isinstance(labels, list):
+        names = labels
+        labels = None
+    if labels is not None:
+        with user_errors(UserError, f"{table.source}: {REASON}"):
+            labels = integer_labels(labels)
+        if labels.shape != (count,):
+            raise UserError(
+                f"{table.source}: {count} embeddings but label of shape {labels.shape}; one for "
+                "each"
+            )
     if names is None:
         return labels, {}
-    classes, codes = np.unique(names.astype(np.str_), return_inverse=True)
+    id_of = {name: number for number, name in enumerate(sorted(set(names)))}
+    codes = np.array([id_of[name] for name in names], np.int64)
     if labels is not None:
         pairs = np.unique(np.stack([labels, codes]), axis=1).shape[1]
-        if not pairs == len(classes) == len(np.unique(labels)):
+        if not pairs == len(id_of) == len(np.unique(labels)):
             text = "%s: the columns label and class disagree; classes go by name, and are %d"
-            logging.warning(text, source, len(classes))
+            logging.warning(text, table.source, len(id_of))
             labels = None
-    labels = codes.astype(np.int64) if labels is None else labels
-    return labels, dict(zip(labels.tolist(), map(str, names), strict=True))
+    labels = codes if labels is None else labels
+    return labels, dict(zip(labels.tolist(), names, strict=True))
 
 
 def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
     """Return the Parquet files at a path, and the manifest of the folder; empty where there is
     none."""
     if not path.is_dir():
-        if path.suffix != ".parquet":
+        if path.suffix.lower() != ".parquet":
             raise UserError(f"there are no embeddings at {path}")
         if (
             _KEY not in (pq.read_schema(path).metadata or {})
@@ -418,6 +463,8 @@ def _files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
         return [path], {"model": _manifest_of(path.parent)["model"]}
     manifest = {}
     parts = _parquet_files(path)
+    if not (path / MANIFEST).is_file():
+        _refuse_others(path)
     if (path / MANIFEST).is_file():
         manifest = _manifest_of(path)
         names = [
@@ -444,85 +491,51 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
     return files.fields(manifest, {"count": int, **objects}, str(path))
 
 
+def _refuse_others(folder: Path) -> None:
+    """Refuse a folder whose Parquet files would be read in part."""
+    others = []
+    for path in sorted(folder.rglob("*") if _parquet_files(folder) else folder.glob("*")):
+        is_part = path.parent == folder and path.suffix == ".parquet"
+        if not path.name.startswith((".", "_")) and not is_part and _is_parquet(path):
+            others.append(path)
+    if others:
+        raise UserError(
+            f"{folder}: {len(others):,} Parquet files would be left out, such as "
+            f"{others[0].relative_to(folder)}: parts lie in the folder itself and end in .parquet; "
+            "rename them, or put them elsewhere"
+        )
+
+
+def _is_parquet(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return file.read(4) == b"PAR1"
+
+
 def _parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of a folder by name; none where it is none."""
     return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
 
 
-def _read_parquet(parts: Sequence[Path]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Return (N, d) float32 embeddings, of many in a file that is mapped, and the (N,) values of
-    other columns."""
-    count, done, embeddings = sum(pq.read_metadata(part).num_rows for part in parts), 0, None
-    for batch in _batches(parts, "embedding"):
-        vectors = _vectors(batch)
-        if embeddings is None:
+def _vectors_of(paths: Sequence[str], key: str) -> np.ndarray:
+    """Return the (N, d) float32 embeddings of Parquet files, of many in a file that is mapped."""
+    count = sum(pq.read_metadata(path).num_rows for path in paths)
+    if not count:
+        raise UserError(f"{paths[0]} holds no row")
+    done = 0
+    embeddings = np.zeros((0, 0), np.float32)
+    for vectors in vector_blocks(paths, key):
+        if not done:
             embeddings = _allocate((count, vectors.shape[1]))
         if vectors.shape[1] != embeddings.shape[1]:
             raise UserError(
-                f"embeddings of {vectors.shape[1]} dimensions after {embeddings.shape[1]}"
+                f"{paths[0]}: embeddings of {vectors.shape[1]} dimensions after "
+                f"{embeddings.shape[1]}; all must have as many"
             )
         embeddings[done : done + len(vectors)] = vectors
         done += len(vectors)
-    if embeddings is None:
-        raise UserError(f"{parts[0]} holds no row")
-    columns = {
-        name: _column(parts, name, count) for name in ("path", "label", "class", "role", "group")
-    }
-    return embeddings, {name: values for name, values in columns.items() if values is not None}
-
-
-def _batches(parts: Sequence[Path], *names: str) -> Iterator[pa.RecordBatch]:
-    for part in parts:
-        with pq.ParquetFile(part, memory_map=True) as file:
-            if "embedding" not in file.schema_arrow.names:
-                raise UserError(
-                    f"{part} has no column embedding; it has {', '.join(file.schema_arrow.names)}"
-                )
-            yield from file.iter_batches(_BATCH_ROWS, columns=list(names))
-
-
-def _vectors(batch: pa.RecordBatch) -> np.ndarray:
-    """(B, d) float32 of a batch."""
-    column = batch.column("embedding")
-    column = getattr(
-        column, "storage", column
-    )  # of an extension type, such as another library's tensors
-    if pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type):
-        values, lengths = column.flatten(), column.value_lengths().unique().to_pylist()
-        is_number = pa.types.is_floating(values.type) or pa.types.is_integer(values.type)
-        if is_number and not values.null_count and len(lengths) == 1 and lengths[0]:
-            return values.to_numpy(zero_copy_only=False).astype(np.float32).reshape(-1, lengths[0])
-    raise UserError(
-        f"embedding must be a list of as many numbers in every row, without null, not {column.type}"
-    )
-
-
-def _column(parts: Sequence[Path], name: str, count: int) -> np.ndarray | None:
-    """All of a column, (N,); None where it is in no file, or no value."""
-    columns = [batch.column(name) for batch in _batches(parts, name) if name in batch.schema.names]
-    values = pa.chunked_array(columns) if columns else pa.chunked_array([], pa.null())
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    if values.null_count == len(values):
-        return None
-    missing = count - len(values) + values.null_count
-    if name == "group" and not missing - values.null_count:
-        if not (
-            pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())
-        ):
-            raise UserError(f"group must be integers or text, not {values.type}")
-        numbers = (
-            values.combine_chunks()
-            .dictionary_encode()
-            .indices.fill_null(-1)
-            .to_numpy()
-            .astype(np.int64)
-        )
-        return np.where(numbers < 0, -1 - np.arange(len(numbers)), numbers)
-    if missing:
-        raise UserError(f"{missing:,} of {count:,} rows have no {name}; all or none must")
-    array = values.to_numpy()
-    return array.astype(np.str_) if array.dtype == object else array
+    return embeddings
 
 
 def _allocate(shape: tuple[int, int]) -> np.ndarray:

@@ -49,12 +49,12 @@ _MEANT = {
     "class": "label",
     "class_id": "label",
     "class_name": "label",
+    "file_name": "path",
     "filename": "path",
     "is_gallery": "role",
     "is_query": "role",
     "split": "role",
     "subset": "split",
-    "vectors": "embedding",
 }
 # How alike another name is that stands for a column, and the shortest name that has such.
 _ALIKE, _SHORTEST = 0.8, 4
@@ -65,10 +65,14 @@ _SEPARATOR = re.compile(r'"?sep=(.)"?\n')
 _MOST_DIGITS = 18
 # The share of the free memory that the columns of a file may take.
 _SHARE_OF_MEMORY = 0.5
+# Bytes that are read whatever is free.
+_LEAST = 2**20
 # Bytes that texts of an .npz file may take, which are all as wide as the longest.
 _MOST_OF_FIXED_WIDTH = 2**30
 # Rows that become Python's objects at once.
 _BATCH_ROWS = 2**16
+# Numbers of vectors that are read at once.
+_BATCH_VALUES = 2**22
 
 
 class Column(NamedTuple):
@@ -94,12 +98,14 @@ class Table:
         path: The file or the folder.
         columns: Plain names in a list, lists of several, or numbers in an array; by column.
         place: Returns where a row is, such as `"line 3"`.
+        keys: What the known columns are called in the file, by column.
     """
 
     name: str
     path: str
     columns: dict[str, Any]
     place: Callable[[int], str] = lambda row: f"row {row + 1}"
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
@@ -118,7 +124,7 @@ class Table:
         columns = {}
         for column, values in self.columns.items():
             columns[column] = [values[row] for row in rows]
-        return Table(self.name, self.path, columns, lambda row: self.place(rows[row]))
+        return Table(self.name, self.path, columns, lambda row: self.place(rows[row]), self.keys)
 
     def clean(self, column: str, kind: Kind) -> None:
         """Make the names of a column plain; see `tfdml.names.clean`."""
@@ -302,7 +308,7 @@ def read_table(
         wanted = {column: key for column, key in keys.items() if columns[column] is not None}
         file.check_size(list(wanted.values()))
         cells = {column: file.read(key) for column, key in wanted.items()}
-    table = Table(name, str(path), {}, file.place)
+    table = Table(name, str(path), {}, file.place, keys)
     _check_lengths(table.source, cells)
     for column, values in cells.items():
         if column in required or isinstance(values, np.ndarray) or not _is_void(values):
@@ -464,7 +470,8 @@ def check_memory(source: str, size: int, most: float | None = None) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: list.npz would take 8,000 MB of memory, of at most 1,000 MB: ...
     """
-    most = _SHARE_OF_MEMORY * files.free_memory() if most is None else most
+    if most is None:
+        most = max(_LEAST, _SHARE_OF_MEMORY * files.free_memory())
     if size > most:
         raise UserError(
             f"{source} would take {size / 1e6:,.0f} MB of memory, of at most {most / 1e6:,.0f} MB: "
@@ -578,12 +585,12 @@ class _Npz:
 
     def read(self, key: str) -> Any:
         array = self._archive[key]
-        is_number = array.dtype.kind not in "USb"
-        if array.ndim == 0 or (array.ndim > 1 and not is_number):
+        is_text = array.dtype.kind in "US"
+        if array.ndim == 0 or (array.ndim > 1 and is_text):
             raise UserError(
                 f"{self._source}: {key} has the shape {array.shape}; give one value for each row"
             )
-        if is_number:
+        if not is_text:
             return array
         shared: dict[Any, Any] = {}
         cells: list = []
@@ -647,8 +654,10 @@ class _ParquetFiles:
         with open_parquet(self._paths[part], read_dictionary=texts) as file:
             for batch in file.iter_batches(_BATCH_ROWS, columns=[key]):
                 column = batch.column(0)
-                is_number = is_numeric(column.type) and not column.null_count
-                yield column.to_numpy() if is_number else _cells_of(column, shared)
+                if is_numeric(column.type) and not column.null_count:
+                    yield column.to_numpy(zero_copy_only=False)
+                else:
+                    yield _cells_of(column, shared)
 
 
 def _as_list(block: Any) -> list:
@@ -696,7 +705,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_numeric(kind: pa.DataType) -> bool:
-    """Whether a column of Arrow has integers or floats.
+    """Whether a column of Arrow has integers, floats or flags.
 
     Example:
         >>> is_numeric(pa.float16())
@@ -704,7 +713,44 @@ def is_numeric(kind: pa.DataType) -> bool:
     """
     import pyarrow as pa
 
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_number or pa.types.is_boolean(kind)
+
+
+def vector_blocks(paths: Sequence[str], key: str) -> Iterator[np.ndarray]:
+    """Yield the vectors of a column of Parquet files, (B, d) float32, in their order.
+
+    Args:
+        paths: The files.
+        key: The name of the column, whose cells are lists of numbers of any type.
+
+    Raises:
+        UserError: They are no lists of as many numbers in every row; the message names the file.
+    """
+    for path in paths:
+        with open_parquet(path) as file:
+            values = sum(leaf.num_values for leaf in _leaves(file.metadata, [key]))
+            dimension = max(1, values // max(1, file.metadata.num_rows))
+            rows = min(max(1, _BATCH_VALUES // dimension), _BATCH_ROWS)
+            for batch in file.iter_batches(rows, columns=[key]):
+                yield _vectors(path, key, batch.column(0))
+
+
+def _vectors(path: str, key: str, column: pa.Array) -> np.ndarray:
+    import pyarrow.compute as pc
+
+    column = getattr(column, "storage", column)  # of an extension type, such as another's tensors
+    if is_list(column.type):
+        values = pc.list_flatten(column)
+        lengths = pc.list_value_length(column).unique().to_pylist()
+        is_full = is_numeric(values.type) and not values.null_count
+        if is_full and len(lengths) == 1 and lengths[0]:
+            numbers = values.to_numpy(zero_copy_only=False)
+            return numbers.astype(np.float32).reshape(-1, lengths[0])
+    raise UserError(
+        f"{path}: {key} must be a list of as many numbers in every row, without null, not "
+        f"{column.type}"
+    )
 
 
 @contextlib.contextmanager
