@@ -25,6 +25,7 @@ GROUPS = (
     *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
     *("training", "backbones", "report", "embeddings"),
     *("data/readers", "cli", "evaluation", "mining", "tools"),
+    "web",
     "cluster",
 )
 # Whose processes mostly wait for one another: it takes half of a place, and is a third process.

@@ -1,11 +1,11 @@
-"""`tfdml serve`: one clear line for what is wrong; tests/cluster/test_serving.py has what it
+"""`tfdml serve`: one clear line for what is wrong; tests/web/test_rest.py has what it
 answers."""
 
 import socket
 
 import pytest
 
-from tfdml.cli import serve
+from tfdml.cli import command_line
 
 
 @pytest.fixture
@@ -16,15 +16,13 @@ def model(tmp_path):
 
 
 def test_without_the_extra_the_command_names_it(commands, model, monkeypatch):
-    monkeypatch.setattr(
-        serve.importlib.util, "find_spec", lambda name: None if name == "fastapi" else serve
-    )
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda name: None)
     status, _, errors = commands.run("serve", f"--model={model}")
-    assert (status, "tfdml[serve]" in errors) == (2, True), errors
+    assert (status, "tfdml[web]" in errors) == (2, True), errors
 
 
-def test_a_port_that_is_taken_is_named_before_ray_starts(commands, model):
-    pytest.importorskip("fastapi")
+def test_a_port_that_is_taken_is_named_before_the_model_is_loaded(commands, model):
+    pytest.importorskip("starlette")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         status, _, errors = commands.run("serve", f"--model={model}", f"--port={port}")

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from tests.demo.pages import EVIL, embed, encoded, small_gallery
 from tfdml.demo import Demo, application
 from tfdml.evaluation import calibrate
-from tfdml.io.http import address_of, listen, serving
+from tfdml.web.server import address_of, listen, serving
 
 expect.set_options(timeout=60_000)  # of a busy machine
 CHROMIUM = (

@@ -29,7 +29,7 @@ NOT_RUN = {
     "client.py": "is of a checkout, and needs a server",
     "curl ": "needs a server",
     "tensorflow_model_server": "is a server",
-    "tfdml serve": "is a server; tests/cluster asks one",
+    "tfdml serve": "is a server; tests/web asks one",
     "docker ": "starts a server",
     "kubectl ": "starts a server",
     "ray://": "needs a cluster; tests/cluster trains on a local one",

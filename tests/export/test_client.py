@@ -1,4 +1,4 @@
-"""The client that ships with `export/`, over gRPC; tests/cluster/test_serving.py asks with it over
+"""The client that ships with `export/`, over gRPC; tests/web/test_rest.py asks with it over
 REST."""
 
 import concurrent.futures

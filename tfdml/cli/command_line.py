@@ -372,3 +372,10 @@ class Progress:
                 file=sys.stderr,
                 flush=True,
             )
+
+
+def check_web() -> None:
+    """Raise a `UserError` where the packages of the extra `web` are not installed."""
+    for package in ("starlette", "uvicorn"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"this needs the package {package}: pip install 'tfdml[web]'")

@@ -91,7 +91,7 @@ def demo(flags: DemoFlags) -> None:
         from tfdml import demo as web
     except ModuleNotFoundError as error:
         raise UserError(
-            f"the demo needs the package {error.name}: pip install 'tfdml[demo]'"
+            f"the demo needs the package {error.name}: pip install 'tfdml[web]'"
         ) from error
     address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
     if kind_of_gallery(address) == "retriever":

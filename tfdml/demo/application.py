@@ -26,9 +26,11 @@ from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
-from tfdml.io.http import address_of, listen, read_body, serving
+from tfdml.web.lanes import Lanes
+from tfdml.web.server import address_of, listen, serving
+from tfdml.web.settings import WebSettings
 
-MOST_BYTES = 20 * 2**20
+MOST_MB = 20.0
 MOST_NEIGHBORS = 200
 _PAGE, _PICTURE_SIDE, _PICTURES_KEPT = 24, 256, 1000
 _UPLOAD_SECONDS = 30
@@ -118,6 +120,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
         True
     """
     gallery = demo.gallery
+    lanes = Lanes(WebSettings(max_request_mb=MOST_MB, timeout=_UPLOAD_SECONDS))
     picture_of = functools.lru_cache(_PICTURES_KEPT)(
         lambda row: gallery.picture(row, _PICTURE_SIDE)
     )
@@ -135,7 +138,7 @@ def application(demo: Demo, token: str = "") -> Starlette:
                     options[name] = _integer(name, text, *ends)
             query = words or options["row"]
             if request.method == "POST":
-                query = await read_body(request, MOST_BYTES, _UPLOAD_SECONDS)
+                query = await lanes.read_body(request)
             if query is not None:
                 neighbors = await run_in_threadpool(demo.neighbors, query, options["k"])
         except HTTPException as refusal:
@@ -219,7 +222,7 @@ def serve(demo: Demo, host: str, port: int, token: str) -> None:
         token: As `application`.
 
     Raises:
-        UserError: As `tfdml.io.http.listen`.
+        UserError: As `tfdml.web.server.listen`.
     """
     with listen(host, port) as opened, serving(application(demo, token), opened) as thread:
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host

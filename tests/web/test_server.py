@@ -1,4 +1,5 @@
-"""Parts of HTTP servers: names of this machine, too many connections, bodies that do not arrive."""
+"""Limits before a request is there: names of this machine, connections, headers and bodies that do
+not arrive."""
 
 import contextlib
 import http.client
@@ -13,7 +14,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from tfdml.errors import UserError
-from tfdml.io.http import address_of, listen, read_body, serving
+from tfdml.web import server
+from tfdml.web.lanes import Lanes
+from tfdml.web.server import address_of, listen, serving
+from tfdml.web.settings import WebSettings
 
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhe"
 
@@ -22,8 +26,10 @@ POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhe"
 def served(**options):
     """The port of a server with one page, which answers with what is sent."""
 
+    lanes = Lanes(WebSettings(max_request_mb=10 / 2**20, timeout=0.3))
+
     async def page(request):
-        return PlainTextResponse(await read_body(request, 10, seconds=0.3))
+        return PlainTextResponse(await lanes.read_body(request))
 
     app = Starlette(routes=[Route("/", page, methods=["GET", "POST"])])
     with listen("127.0.0.1", 0) as opened, serving(app, opened, **options):
@@ -50,6 +56,18 @@ def test_connections_without_a_header_do_not_block_the_server():
             for _ in range(120):
                 stack.enter_context(begin(port, start))
             assert status(port) == 200
+
+
+def test_a_connection_whose_headers_do_not_arrive_is_closed(monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    with served() as port, contextlib.ExitStack() as stack:
+        unfinished = (b"", b"POST / HTT", POST.partition(b"\r\n\r\n")[0], b"GET / HTTP/1.1\r\nX: ")
+        slow = [stack.enter_context(begin(port, start)) for start in unfinished]
+        again = stack.enter_context(begin(port, POST + b"llo"))
+        assert again.recv(1000).startswith(b"HTTP/1.1 200")
+        again.sendall(b"GET / HTTP/1.1\r\n")
+        assert [each.recv(1000) for each in (*slow, again)] == [b""] * 5
+        assert status(port) == 200
 
 
 def test_more_connections_than_allowed_are_refused():

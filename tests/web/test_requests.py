@@ -1,27 +1,17 @@
-"""A served model: requests in TensorFlow Serving's REST format, and their limits."""
+"""Requests in TensorFlow Serving's REST format as tensors, their limits, and answers."""
 
-import asyncio
 import base64
-import concurrent.futures
 import json
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.data.preparations import png
-from tests.export.networks import picture, small_embedder
-from tfdml.cluster.replica import (
-    Call,
-    Replica,
-    ServeSettings,
-    check_pixels,
-    parse_call,
-    write_answer,
-)
+from tests.export.networks import picture
 from tfdml.errors import UserError
-from tfdml.export.saved_model import write_saved_model, write_warm_up
+from tfdml.web.requests import Call, check_pixels, parse_call, write_answer
+from tfdml.web.settings import WebSettings
 
 BYTES, PIXELS, K = (
     tf.TensorSpec((None,), tf.string),
@@ -72,13 +62,24 @@ def test_numbers_have_the_types_of_the_signature():
     assert parsed(inputs=[]).inputs["image_bytes"].shape == (0,)
 
 
+def test_base64_is_read_with_line_breaks_and_without_padding():
+    data = bytes(range(256)) * 2
+    text = base64.b64encode(data).decode()
+    broken = base64.encodebytes(data).decode()
+    forms = [text, broken, broken.replace("\n", "\r\n"), text.rstrip("="), f" {text} "]
+    for form in forms:
+        assert parsed(instances=[{"b64": form}]).inputs["image_bytes"].tolist() == [data]
+
+
 @pytest.mark.parametrize(
     ("request_", "says"),
     [
         ({}, "instances"),
         ({"instances": ["a"], "signature_name": "other"}, "other"),
         ({"inputs": {"image_bytes": ["a"], "more": 1}}, "more"),
-        ({"instances": [{"b64": "?"}]}, "image_bytes"),
+        ({"instances": [{"b64": "?"}]}, "image_bytes: no base64"),
+        ({"instances": [{"b64": "AAAAA"}]}, "image_bytes: no base64"),
+        ({"instances": [{"b64": "AA=AA"}]}, "image_bytes: no base64"),
         ({"instances": [{"b64": "data:image/jpeg;base64,/9j/4AAQ"}]}, "data URI"),
         ({"instances": [{"b64": "_9j-4AAQ"}]}, "for URLs"),
         ({"instances": ["car.jpg"]}, "plain string"),
@@ -107,7 +108,7 @@ def test_rows_are_counted_before_any_is_touched(monkeypatch):
     rows = Untouchable([1] * 5)
     for request in ({"instances": rows}, {"inputs": rows}, {"inputs": {"image_bytes": rows}}):
         monkeypatch.setattr(
-            "tfdml.cluster.replica.parse_json", lambda body, where, request=request: request
+            "tfdml.web.requests.parse_json", lambda body, where, request=request: request
         )
         with pytest.raises(UserError, match="5 instances; at most 4"):
             parse_call(b"", SPECS, 4)
@@ -118,7 +119,7 @@ def test_pixels_of_a_request_are_counted_by_headers_and_not_decoded():
     bomb = png(9990, 9990, pixels=b"")
     call = parse_call(json.dumps({"instances": [b64(bomb)] * 60}).encode(), SPECS, 256)
     with pytest.raises(UserError, match="megapixels"):
-        check_pixels(call, ServeSettings().max_megapixels)
+        check_pixels(call, WebSettings().max_megapixels)
     kinds = [
         tf.io.encode_jpeg(np.zeros((40, 50, 3), np.uint8)).numpy(),
         IMAGES[0],
@@ -146,43 +147,3 @@ def test_answers_have_tensorflow_serving_form():
     assert json.loads(write_answer(outputs, by_row=False))["outputs"]["distances"] == [[0.5, 1.0]]
     assert json.loads(write_answer({"ids": ids}, by_row=True)) == {"predictions": [["a", "\ufffd"]]}
     assert json.loads(write_answer({"ids": ids}, by_row=False)) == {"outputs": [["a", "\ufffd"]]}
-
-
-def test_what_waits_for_the_model_is_dropped_with_its_request(monkeypatch):
-    begun, go_on, computed = threading.Event(), threading.Event(), []
-
-    def compute(signature, inputs):
-        begun.set()
-        go_on.wait(60)
-        computed.append(signature)
-        return {"embedding": np.ones((1, 2))}
-
-    replica = object.__new__(Replica)
-    replica._settings, replica._inputs, replica._compute = ServeSettings(), SPECS, compute
-    replica._thread = concurrent.futures.ThreadPoolExecutor(1)
-
-    async def two_requests():
-        body = json.dumps({"instances": [b64(IMAGES[0])]}).encode()
-        first, second = (asyncio.create_task(replica.predict(body)) for _ in range(2))
-        await asyncio.to_thread(begun.wait, 60)
-        await asyncio.sleep(0.2)
-        second.cancel()
-        await asyncio.wait([second])
-        go_on.set()
-        return await first
-
-    assert asyncio.run(two_requests())[0] == 200
-    replica._thread.shutdown()
-    assert computed == ["serving_default"]
-
-
-@pytest.mark.slow
-def test_a_model_that_cannot_answer_is_refused(tmp_path):
-    pytest.importorskip("fastapi")
-    embedder = small_embedder()
-    for weight in embedder.weights:
-        weight.assign(np.full(weight.shape, np.nan))
-    write_saved_model(embedder, tmp_path / "nan")
-    write_warm_up(tmp_path / "nan", tf.saved_model.load(str(tmp_path / "nan")).signatures)
-    with pytest.raises(UserError, match="NaN"):
-        Replica(str(tmp_path / "nan"), ServeSettings())
