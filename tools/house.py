@@ -44,7 +44,7 @@ OPEN: dict[str, int] = {
     "cli": 30,
     "cluster": 3,
     "data": 53,
-    "demo": 6,
+    "demo": 2,
     "embeddings": 23,
     "evaluation": 56,
     "export": 28,

@@ -12,9 +12,12 @@ from playwright import sync_api
 from playwright.sync_api import expect
 
 from tests.demo.pages import EVIL, embed, encoded, small_gallery
-from tfdml.demo import Demo, application
+from tfdml.demo import Demo, page_routes
 from tfdml.evaluation import calibrate
+from tfdml.web.application import application
+from tfdml.web.lanes import Lanes
 from tfdml.web.server import address_of, listen, serving
+from tfdml.web.settings import WebSettings
 
 expect.set_options(timeout=60_000)  # of a busy machine
 CHROMIUM = (
@@ -28,7 +31,8 @@ def test_upload_and_click(tmp_path):
     gallery, faults = small_gallery(tmp_path, each=30), []
     codes = np.unique(gallery.classes, return_inverse=True)[1]
     calibration = calibrate(gallery.embeddings, codes, far=0.2, distance="euclidean")
-    app = application(Demo(gallery, embed, "models/colors", calibration))
+    demo = Demo(gallery, embed, "models/colors", calibration)
+    app = application(page_routes(demo, Lanes(WebSettings())))
     with (
         listen("127.0.0.1", 0) as opened,
         serving(app, opened),

@@ -1,8 +1,8 @@
-"""A local web page to try a model: search a gallery by an uploaded image, or by one of its own."""
+"""A page to try a model: search a gallery by an uploaded image, or by one of its own."""
 
 from tfdml.demo.application import Demo as Demo
-from tfdml.demo.application import application as application
 from tfdml.demo.application import embedder_of as embedder_of
+from tfdml.demo.application import page_routes as page_routes
 from tfdml.demo.application import serve as serve
 from tfdml.demo.gallery import Gallery as Gallery
 from tfdml.demo.gallery import open_gallery as open_gallery

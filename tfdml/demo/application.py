@@ -1,22 +1,17 @@
-"""The web application of a demo: what it shows, who may ask, and how much."""
+"""The page to try a model on: what it shows for an image, for words, or for a row."""
 
 import dataclasses
 import functools
-import hmac
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.routing import Mount, Route
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tfdml.data.dataset import ImageDataset, find_faults
@@ -26,25 +21,33 @@ from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
+from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
-from tfdml.web.server import address_of, listen, serving
+from tfdml.web.server import address_of, listen
+from tfdml.web.server import serve as serve_application
 from tfdml.web.settings import WebSettings
 
-MOST_MB = 20.0
 MOST_NEIGHBORS = 200
-_PAGE, _PICTURE_SIDE, _PICTURES_KEPT = 24, 256, 1000
-_UPLOAD_SECONDS = 30
-_COOKIE = "tfdml_demo"
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "img-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-}
+_PAGE = 24
+_PICTURE_SIDE = 256
+_PICTURES_KEPT = 1000
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tfdml.demo"), autoescape=True, undefined=jinja2.StrictUndefined
 )
+
+
+class Neighbor(NamedTuple):
+    """A neighbor of a query.
+
+    Args:
+        row: Its row in the gallery.
+        distance: How far it is.
+        is_accepted: Whether it is within the threshold; None: there is none.
+    """
+
+    row: int
+    distance: float
+    is_accepted: bool | None = None
 
 
 @dataclasses.dataclass
@@ -66,29 +69,36 @@ class Demo:
     calibration: Calibration | None = None
     embed_texts: Callable[[list[str]], np.ndarray] | None = None
 
-    def neighbors(self, query: bytes | str | int, k: int) -> list[dict[str, Any]]:
-        """Return the k nearest images to an image, a text, or a row without the row itself, as the
-        page shows them."""
+    def neighbors(self, query: bytes | str | int, k: int) -> list[Neighbor]:
+        """Return the k nearest images, nearest first.
+
+        Args:
+            query: The bytes of an image, a text, or a row, without the row itself.
+            k: How many.
+
+        Raises:
+            UserError: The image cannot be decoded, or the model embeds no texts.
+        """
         if isinstance(query, int):
             pairs = self.gallery.search(self.gallery.embeddings[query], k, query)
-        elif isinstance(query, str):
-            if self.embed_texts is None:
-                raise UserError(
-                    f"{self.model or 'the model'} embeds images alone: name a model of images and "
-                    "texts"
-                )
-            pairs = self.gallery.search(self.embed_texts([query])[0], k)
         else:
+            pairs = self.gallery.search(self._embedded(query), k)
+        # The threshold is of images as queries.
+        if self.calibration is None or isinstance(query, str):
+            return [Neighbor(row, distance) for row, distance in pairs]
+        same = self.calibration.same
+        return [Neighbor(row, distance, bool(same(distance))) for row, distance in pairs]
+
+    def _embedded(self, query: bytes | str) -> np.ndarray:
+        if isinstance(query, bytes):
             images = EncodedImages((query,), ("the image",))
             if faults := find_faults(images, decode=False, max_pixels=SERVING_LIMIT):
                 raise UserError(f"this is no image to search by: {faults[0].reason}")
-            pairs = self.gallery.search(np.asarray(self.embed(query)), k)
-        # The threshold is of images as queries.
-        same = None if self.calibration is None or isinstance(query, str) else self.calibration.same
-        return [
-            {"row": row, "distance": far, "accepted": same and bool(same(far))}
-            for row, far in pairs
-        ]
+            return np.asarray(self.embed(query))
+        if self.embed_texts is None:
+            model = self.model or "the model"
+            raise UserError(f"{model} embeds images alone: name a model of images and texts")
+        return self.embed_texts([query])[0]
 
 
 def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
@@ -105,104 +115,122 @@ def embedder_of(backend: EmbeddingBackend) -> Callable[[bytes], np.ndarray]:
     return embed
 
 
-def application(demo: Demo, token: str = "") -> Starlette:
-    """Return the web application.
+def page_routes(demo: Demo, lanes: Lanes) -> list[BaseRoute]:
+    """Return the routes of the page.
 
     Args:
         demo: What it shows.
-        token: What every request has to know; empty: nothing.
+        lanes: Where it computes.
 
     Example:
         >>> from starlette.testclient import TestClient
         >>> demo = Demo(Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)),
         ...     embed=lambda data: np.ones(2))
-        >>> "b.jpg" in TestClient(application(demo)).get("/?row=0&k=1").text
+        >>> app = application(page_routes(demo, Lanes(WebSettings())))
+        >>> "b.jpg" in TestClient(app).get("/?row=0&k=1").text
         True
     """
-    gallery = demo.gallery
-    lanes = Lanes(WebSettings(max_request_mb=MOST_MB, timeout=_UPLOAD_SECONDS))
-    picture_of = functools.lru_cache(_PICTURES_KEPT)(
-        lambda row: gallery.picture(row, _PICTURE_SIDE)
-    )
+    template = _TEMPLATES.get_template("index.html")
+
+    @functools.lru_cache(_PICTURES_KEPT)
+    def picture_of(row: int) -> bytes:
+        return demo.gallery.picture(row, _PICTURE_SIDE)
 
     async def page(request: Request) -> Response:
         """Return the page: neighbors of a `row`, a `text` or the image that is sent, and the
         gallery from `first`."""
-        options: dict[str, Any] = {"k": 12, "first": 0, "row": None}
-        words = request.query_params.get("text", "").strip()
-        neighbors, status, error = [], 200, ""
+        shown = Shown(demo)
+        status = 200
         try:
-            for name, text in request.query_params.items():
-                if name in options:
-                    ends = (1, MOST_NEIGHBORS) if name == "k" else (0, len(gallery) - 1)
-                    options[name] = _integer(name, text, *ends)
-            query = words or options["row"]
-            if request.method == "POST":
-                query = await lanes.read_body(request)
-            if query is not None:
-                neighbors = await run_in_threadpool(demo.neighbors, query, options["k"])
+            async with lanes.place():
+                shown.read_options(request)
+                await search(request, shown)
         except HTTPException as refusal:
-            status, error = refusal.status_code, refusal.detail
+            status = refusal.status_code
+            shown.error = refusal.detail
         except UserError as refusal:
-            status, error = 400, short_message(refusal)
-        rows = range(options["first"], min(options["first"] + _PAGE, len(gallery)))
-        shown = {
-            "demo": demo,
-            "neighbors": neighbors,
-            "error": error,
-            "rows": rows,
-            "page": _PAGE,
-            "text": words,
-            **options,
-        }
-        threshold = demo.calibration and f"{demo.calibration.threshold:.4g}"
-        return HTMLResponse(
-            _TEMPLATES.get_template("index.html").render(shown, threshold=threshold), status
-        )
+            status = 400
+            shown.error = short_message(refusal)
+        return HTMLResponse(template.render(page=shown, demo=demo), status)
+
+    async def search(request: Request, shown: Shown) -> None:
+        query: Any = shown.text or shown.row
+        if request.method == "POST":
+            query = await lanes.read_body(request)
+        if query is not None:
+            shown.neighbors = await lanes.compute(request, demo.neighbors, query, shown.k)
 
     async def picture(request: Request) -> Response:
+        last = len(demo.gallery) - 1
         try:
-            row = _integer("row", request.path_params["row"], 0, len(gallery) - 1)
-            data = await run_in_threadpool(picture_of, row)
+            row = _integer("row", request.path_params["row"], 0, last)
+            data = await lanes.compute(request, picture_of, row)
         except UserError as error:
             raise HTTPException(404, short_message(error)) from None
-        return Response(
-            data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=600"}
-        )
+        headers = {"Cache-Control": "private, max-age=600"}
+        return Response(data, media_type="image/jpeg", headers=headers)
 
-    def fits(text: str) -> bool:
-        return hmac.compare_digest(text.encode(), token.encode())
-
-    async def guard(request: Request, answer: RequestResponseEndpoint) -> Response:
-        """Refuse requests from the page of another site, or without the token; add the headers."""
-        response: Response
-        if (
-            request.headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
-            and request.method != "GET"
-        ):
-            response = PlainTextResponse("the request comes from another page", 403)
-        elif token and fits(request.query_params.get("token", "")):
-            response = RedirectResponse("/", 303)
-            response.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
-        elif token and not fits(request.cookies.get(_COOKIE, "")):
-            response = PlainTextResponse(
-                "open the address that the terminal shows, with its token", 401
-            )
-        else:
-            response = await answer(request)
-        for name, text in _HEADERS.items():
-            response.headers.setdefault(name, text)
-        return response
-
-    files = StaticFiles(
-        packages=[(f"tfdml.{package}", "templates") for package in ("demo", "report")]
-    )
-    routes = [
+    packages: list[Any] = [(f"tfdml.{package}", "templates") for package in ("demo", "report")]
+    return [
         Route("/", page, methods=["GET", "POST"]),
         Route("/image/{row}", picture),
-        Mount("/files", files),
+        Mount("/files", StaticFiles(packages=packages)),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+
+
+@dataclasses.dataclass
+class Shown:
+    """What the page shows.
+
+    Args:
+        demo: The model and the gallery.
+        k: How many neighbors.
+        first: The first row of the gallery that is listed.
+        row: The row whose neighbors are shown; None: there is none.
+        text: What the neighbors show, in words.
+        neighbors: As `Demo.neighbors`.
+        error: Why there are none.
+    """
+
+    demo: Demo
+    k: int = 12
+    first: int = 0
+    row: int | None = None
+    text: str = ""
+    neighbors: list[Neighbor] = dataclasses.field(default_factory=list)
+    error: str = ""
+
+    def read_options(self, request: Request) -> None:
+        """Take over what the address says.
+
+        Raises:
+            UserError: A number is none, or out of range.
+        """
+        options = request.query_params
+        last = len(self.demo.gallery) - 1
+        self.text = options.get("text", "").strip()
+        if "k" in options:
+            self.k = _integer("k", options["k"], 1, MOST_NEIGHBORS)
+        if "first" in options:
+            self.first = _integer("first", options["first"], 0, last)
+        if "row" in options:
+            self.row = _integer("row", options["row"], 0, last)
+
+    @property
+    def rows(self) -> range:
+        """The rows of the gallery that are listed."""
+        return range(self.first, min(self.first + _PAGE, len(self.demo.gallery)))
+
+    @property
+    def before(self) -> int:
+        """The first row of the page before."""
+        return max(self.first - _PAGE, 0)
+
+    @property
+    def threshold(self) -> str:
+        """The threshold, for people; empty where there is none."""
+        calibration = self.demo.calibration
+        return f"{calibration.threshold:.4g}" if calibration else ""
 
 
 def _integer(name: str, text: str, least: int, most: int) -> int:
@@ -224,8 +252,9 @@ def serve(demo: Demo, host: str, port: int, token: str) -> None:
     Raises:
         UserError: As `tfdml.web.server.listen`.
     """
-    with listen(host, port) as opened, serving(application(demo, token), opened) as thread:
+    with listen(host, port) as opened:
         shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
         address = address_of(opened, shown) + (f"/?token={token}" if token else "/")
-        print(f"{len(demo.gallery):,} images at {address} (Ctrl-C ends the demo)", flush=True)
-        thread.join()
+        app = application(page_routes(demo, Lanes(WebSettings())), token)
+        announcement = f"{len(demo.gallery):,} images at {address} (Ctrl-C ends the demo)"
+        serve_application(app, opened, announcement)

@@ -13,10 +13,18 @@ async function search(event) {
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     results.innerHTML = (page.querySelector("#results") ?? page.body).innerHTML;
   } catch {
-    results.textContent = "The demo does not respond. Is it still running?";
+    results.textContent = "The server does not respond. Is it still running?";
   }
 }
 form.addEventListener("submit", search);
 file.addEventListener("change", search);
 // An image may have been chosen before this script was there.
 if (file.files.length) form.requestSubmit();
+// An image that is dropped anywhere on the page is the one to search by.
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => {
+  event.preventDefault();
+  if (!event.dataTransfer.files.length) return;
+  file.files = event.dataTransfer.files;
+  file.dispatchEvent(new Event("change"));
+});
