@@ -72,7 +72,7 @@ def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
     )
     # Of classes that the index does not hold; its own images are of known ones.
     assert list(index.calibration.rates) == ["fpir"]
-    assert index.calibrate(fpir=0.5).num_images == 18
+    assert index.calibrate(fpir=0.5).basis.images == 18
     queries = images([0, 2, 5, 7], 4)
     expected = KNNClassifier(
         index.embeddings, index.labels, k=3, distance="euclidean", threshold=index.calibration

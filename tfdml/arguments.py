@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 _LARGEST = float(np.finfo(np.float32).max)
+_ROUNDING = 1e-14
 
 
 def number(
@@ -90,6 +91,35 @@ def integer(
     if at_most is not None and value > at_most:
         raise ValueError(f"{what} must be at most {at_most:,}, not {reprlib.repr(int(value))}")
     return int(value)
+
+
+def count_of_share(share: Any, count: Any, *, up: bool = False) -> Any:
+    """Return how many of some things a share of them is.
+
+    A share such as 0.009 is not exact in binary. Where share x count is whole but for that, it is
+    the count.
+
+    Args:
+        share: A number, or an array of them.
+        count: How many things there are; a number, or an array.
+        up: Round up what is not whole, in place of down.
+
+    Returns:
+        An int, or an int64 array.
+
+    Example:
+        >>> count_of_share(0.009, 3000), count_of_share(1 / 49, 49), count_of_share(0.1, 25)
+        (27, 1, 2)
+        >>> count_of_share(0.1, 30, up=True), count_of_share(0.1, 31, up=True)
+        (3, 4)
+    """
+    product = np.multiply(share, count, dtype=np.float64)
+    whole = np.rint(product)
+    rounded = np.ceil(product) if up else np.floor(product)
+    # Some units in the last place: shares are often differences, such as 1 - 0.99.
+    is_whole = np.isclose(product, whole, rtol=_ROUNDING, atol=0)
+    result = np.where(is_whole, whole, rounded).astype(np.int64)
+    return result if result.ndim else int(result)
 
 
 def boolean(what: str, value: Any) -> bool:

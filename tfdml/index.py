@@ -21,7 +21,8 @@ from tfdml.embeddings.files import (
 )
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError, check_positive
-from tfdml.evaluation.classification import Calibration, KNNClassifier, Predictions, calibrate
+from tfdml.evaluation.calibration import Calibration, calibrate, stored_calibration
+from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.io.files import partial_folder, read_json, write_json
 from tfdml.results import RetrievalResults
@@ -141,29 +142,41 @@ class Index:
             distance=self.distance,
         )
 
-    def calibrate(self, x: Any = None, y: Any = None, *, fpir: float = 0.01) -> Calibration:
+    def calibrate(
+        self, x: Any = None, y: Any = None, *, fpir: float = 0.01, unknown: Any = None
+    ) -> Calibration:
         """Return the threshold within which at most a share of the queries of unknown classes finds
         anything.
 
-        Each query searches the index without its own class. Set `calibration` to the result, and
-        calibrate again when the index has grown.
+        Set `calibration` to the result, and calibrate again when the index has grown.
 
         Args:
-            x: (N, ...) images of classes that the model was not trained on; None: the images of the
-                index, which must then be of such classes.
+            x: (N, ...) images of known and of unknown classes that the model was not trained on;
+                None: the images of the index, which must then be of such classes, and each of which
+                searches it without its own class.
             y: (N,) their class ids or names, as those of the index.
             fpir: The share, see `tfdml.evaluation.calibrate`.
+            unknown: (N,) bool, which of them stand for unknown classes; None: those of classes that
+                the index does not have.
 
         Raises:
             UserError: The index is empty or has no labels, or the images cannot show the rate.
         """
         gallery, labels = self._labeled()
+        model = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
         if x is None:
-            return calibrate(gallery, labels, fpir=fpir, distance=self.distance)
-        queries = self.embed(x)
-        return calibrate(
-            queries, y, fpir=fpir, gallery=gallery, gallery_labels=labels, distance=self.distance
-        )
+            calibration = calibrate(gallery, labels, fpir=fpir, distance=self.distance)
+        else:
+            calibration = calibrate(
+                self.embed(x),
+                y,
+                fpir=fpir,
+                gallery=gallery,
+                gallery_labels=labels,
+                unknown=unknown,
+                distance=self.distance,
+            )
+        return calibration.measured_on(model=model)
 
     def classify(self, x: Any, k: int = 5) -> Predictions:
         """Return the class of each image by a vote of its k nearest; "unknown" beyond the
@@ -249,5 +262,5 @@ class Index:
         index.labels = stored.labels
         if stored.classes is not None and stored.class_names:
             index.labels = stored.classes
-        index.calibration = about.get("calibration") and Calibration.from_dict(about["calibration"])
+        index.calibration = stored_calibration(about, folder / _ABOUT)
         return index

@@ -14,7 +14,6 @@ import numpy as np
 
 from tfdml.embeddings.files import ImageTable, class_of_each
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation.classification import Calibration
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
 from tfdml.evaluation.relevance import (
     Relevance,
@@ -25,7 +24,7 @@ from tfdml.evaluation.relevance import (
     retrieval_task,
 )
 from tfdml.evaluation.retrieval import nearest_left
-from tfdml.io.files import atomic_write, read_json
+from tfdml.io.files import atomic_write
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -398,29 +397,6 @@ def _numbered(labels: Any, gallery_labels: Any) -> tuple[np.ndarray, Any, dict[i
     names, ids = np.unique(joined_labels(*sides), return_inverse=True)
     of_gallery = None if gallery_labels is None else ids[len(labels) :]
     return ids[: len(labels)], of_gallery, dict(enumerate(map(str, names)))
-
-
-def calibration_of_file(path: str | os.PathLike, queries: str = "images") -> Calibration:
-    """Return the threshold in a JSON file that `tfdml evaluate` wrote.
-
-    Args:
-        path: The file.
-        queries: What it is compared with images by: `"images"` or `"texts"`.
-
-    Raises:
-        UserError: There is none, it is of training classes or of other queries, or damaged.
-    """
-    file = read_json(path)
-    if "calibration" not in file or file.get("split") == "train":
-        raise UserError(
-            f"{path} has no threshold of held-out classes: write one with tfdml evaluate and target"
-        )
-    if file.get("queries", "images") != queries:
-        raise UserError(
-            f"{path} has the threshold of {file.get('queries', 'images')} as queries, not of "
-            f"{queries}"
-        )
-    return Calibration.from_dict(file["calibration"], path)
 
 
 def _names_of(names: Any, count: int, what: str) -> np.ndarray:

@@ -52,7 +52,7 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
     demo, host, port, token = served[0]
     assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
     assert len(token) >= 32
-    assert demo.calibration.num_images == 24
+    assert demo.calibration.basis.images == 24
     image = (folder / "photos" / "b" / "3.png").read_bytes()
     (nearest,) = demo.neighbors(image, 1)
     assert (demo.gallery.names[nearest["row"]], nearest["accepted"]) == ("b/3.png", True)

@@ -32,7 +32,7 @@ def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path
     assert np.all(np.diff(found["distances"].numpy()) >= 0)
     # By default it has the threshold of its own images of unseen classes, each of which searches
     # it.
-    assert (card["calibration"]["kind"], card["calibration"]["num_images"]) == (
+    assert (card["calibration"]["kind"], card["calibration"]["basis"]["images"]) == (
         "fpir",
         card["items"],
     )

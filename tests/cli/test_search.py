@@ -1,6 +1,7 @@
 """`tfdml search`: the same neighbors in each kind of gallery, and one clear line for what is
 wrong."""
 
+import dataclasses
 import json
 
 import keras
@@ -70,7 +71,7 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(
     arrays = np.load(folder / "gallery.npz")
     calibration = calibrate(arrays["embeddings"], arrays["labels"], fpir=0.1)
     path = tmp_path / "threshold.json"
-    path.write_text(json.dumps({"split": "test", "calibration": calibration.to_dict()}))
+    path.write_text(json.dumps({"calibration": calibration.to_dict()}))
     whole, _ = nearest(commands, folder, folder / "gallery.npz", "--k=4")
     some, said = nearest(
         commands, folder, folder / "gallery.npz", "--k=4", f"--max_distance={path}"
@@ -88,7 +89,9 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(
     ]
     errors = commands.run("search", *arguments, "--distance=cosine")[2]
     assert "the threshold is of distance='euclidean'" in errors
-    path.write_text(json.dumps({"calibration": {**calibration.to_dict(), "num_images": 15}}))
+    small = dataclasses.replace(calibration.basis, images=15)
+    calibration = dataclasses.replace(calibration, basis=small)
+    path.write_text(json.dumps({"calibration": calibration.to_dict()}))
     nearest(commands, folder, folder / "gallery.npz", f"--max_distance={path}")
     assert "is of a gallery of 15 images, and this one has 30" in caplog.text
 

@@ -138,7 +138,8 @@ def test_what_has_no_words_is_refused(commands, model, towers, vectors, tmp_path
     towers[0].save(tmp_path / "embedder.keras")
     np.savez(tmp_path / "gallery.npz", embeddings=vectors[1], labels=np.arange(len(vectors[1])))
     (tmp_path / "lines.txt").write_text("letter A\n\nletter B\n")
-    (tmp_path / "images.json").write_text(json.dumps({"calibration": {}, "queries": "images"}))
+    calibration = calibrate(np.arange(8.0)[:, None], [0, 0, 1, 1, 2, 2, 3, 3], fpir=0.5)
+    (tmp_path / "images.json").write_text(json.dumps({"calibration": calibration.to_dict()}))
     search = "search", f"--gallery={tmp_path / 'gallery.npz'}"
     both, images, out = f"--model={model}", f"--model={tmp_path}", f"--out={tmp_path / 'o'}"
     for arguments, message in (

@@ -62,10 +62,10 @@ def test_matches_a_slow_reference(over, level):
 def test_the_interval_of_a_rate_is_that_of_its_log_odds():
     error, t = 0.05, stats.t.ppf(0.95, 7)
     expected = [1 / (1 + (0.8 / 0.2) * np.exp(sign * t * error / (0.2 * 0.8))) for sign in (1, -1)]
-    found = rate_interval(0.2, error**2, 8, 0.9, 8)
+    found = rate_interval(0.2, error**2, 7, 0.9, 8)
     np.testing.assert_allclose(found, [0.2, *expected, error], rtol=1e-12)
     # Of eight groups without a case: the rate that would leave all without one in a share of 0.05.
-    assert rate_interval(0.0, 0.0, 8, 0.9, 8)[:3] == (0, 0, pytest.approx(1 - 0.05 ** (1 / 8)))
+    assert rate_interval(0.0, 0.0, 7, 0.9, 8)[:3] == (0, 0, pytest.approx(1 - 0.05 ** (1 / 8)))
 
 
 def test_what_has_no_interval_is_refused_and_one_over_one_class_says_so():

@@ -187,8 +187,24 @@ def dyadic_by_hand(embeddings, labels, distance, threshold, counted):
     within, across = (
         [kind for kind in cells if (kind[0] == kind[1]) == one_class] for one_class in (True, False)
     )
-    good = lambda kind: hits(kind) if kind[0] == kind[1] else 0  # noqa: E731
-    return error(hits, pairs, within), error(hits, pairs, across), error(good, hits, list(cells))
+    return error(hits, pairs, within), error(hits, pairs, across), precision_by_hand(cells)
+
+
+def precision_by_hand(cells):
+    """The precision, and its error from the classes' parts of log hits - log false accepts."""
+    names = sorted({name for kind in cells for name in kind})
+    hits = sum(cell[0] for kind, cell in cells.items() if kind[0] == kind[1])
+    false = sum(cell[0] for kind, cell in cells.items() if kind[0] != kind[1])
+    total = own = 0.0
+    for name in names:
+        accepted = [cell[0] for kind, cell in cells.items() if name in kind and len({*kind}) == 2]
+        of_hits = cells[name, name][0] / hits - 1 / len(names)
+        of_false = sum(accepted) / false - 2 / len(names)
+        total, own = total + (of_hits - of_false) ** 2, own + of_hits**2
+    alone = sum((cell[0] / false) ** 2 for kind, cell in cells.items() if kind[0] != kind[1])
+    rate = hits / (hits + false)
+    variance = max(total - alone, own + alone) * len(names) / (len(names) - 1)
+    return rate, rate * (1 - rate) * np.sqrt(variance)
 
 
 @pytest.mark.parametrize("across", [False, True], ids=["all pairs", "across views"])

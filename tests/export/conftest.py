@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
 from tfdml.data import EncodedImages, ImageDataset
-from tfdml.evaluation import Calibration
+from tfdml.evaluation import Basis, Calibration
 from tfdml.evaluation.intervals import Interval
 from tfdml.export import Retriever, write_saved_model
 
@@ -17,7 +17,10 @@ from tfdml.export import Retriever, write_saved_model
 LIMIT = 500_000
 _RATE = Interval(0.5, 0.4, 0.6, 0.05)
 # What the retriever has, between the distances of the pictures.
-SEARCHED = Calibration(0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, 12, 4)
+_BASIS = Basis(12, 4, known=12, unknown=12, known_classes=4, unknown_classes=4, left_out=True)
+SEARCHED = Calibration(
+    0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, _BASIS
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
 from tfdml.data import EvaluationTransform, ImageDataset, VectorImages
-from tfdml.embeddings import load_backend
 from tfdml.embeddings.model_card import CARD, fingerprint
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
@@ -20,9 +19,11 @@ from tfdml.export import ExportOptions, export_model, export_saved_model, export
 from tfdml.export.exporter import (
     Tolerance,
     _calibration,
+    _moved_calibration,
     compare_vectors,
     evaluation_views,
     faults_of,
+    trained_classes,
     whole_classes,
 )
 from tfdml.export.saved_model import WARM_UP
@@ -88,51 +89,67 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
 
 
 @pytest.mark.slow
-def test_the_card_holds_the_threshold_of_each_format(version, embedder):
-    """Equal to `calibrate` on the vectors that each file gives here."""
+def test_the_card_holds_a_threshold_of_each_format_where_its_vectors_show_one(version, embedder):
     card, test = json.loads((version / CARD).read_text()), small_dataset("test")
-    assert card["calibrated_on"] == {
-        "dataset": "small",
-        "split": "test",
-        "classes": list(range(100, 106)),
-    }
-    vectors = {"": np.asarray(embedder(evaluation_views(embedder, test)))}
-    for name in ("float32", "int8"):
-        vectors[f"litert_{name}"] = load_backend(version / "litert" / f"{name}.tflite").embed(
-            test, 32
-        )
-    thresholds = set()
-    for name, own in vectors.items():
-        stored = card["artifacts"][name]["calibration"] if name else card["calibration"]
-        expected = calibrate(own, test.labels, far=0.05, distance="euclidean")
-        assert stored["threshold"] == pytest.approx(expected.threshold, abs=1e-5)
-        assert stored["rates"]["far"] == pytest.approx(expected.rates["far"], abs=1e-5)
-        assert (stored["kind"], stored["rate"]) == ("far", 0.05)
-        thresholds.add(round(stored["threshold"], 4))
-    assert len(thresholds) == 2  # quantization moves distances
+    own = np.asarray(embedder(evaluation_views(embedder, test)))
+    expected = calibrate(own, test.labels, far=0.05, distance="euclidean")
+    stored = card["calibration"]
+    assert stored["threshold"] == pytest.approx(expected.threshold, abs=1e-5)
+    assert (stored["basis"]["gallery"], stored["basis"]["model"]) == (
+        "small, test",
+        card["fingerprint"],
+    )
+    exact = card["artifacts"]["litert_float32"]["calibration"]
+    assert exact["threshold"] == stored["threshold"]
+    # 24 images of 6 classes are too few to show by how much quantization moves it.
+    assert card["artifacts"]["litert_int8"]["calibration"] is None
+
+
+def test_a_file_has_the_threshold_that_its_vectors_move_or_none():
+    """Also of a final model, whose images are of trained classes: nothing is measured on these."""
+    rng, lines = np.random.default_rng(2), []
+    labels = np.arange(400) // 20
+    vectors = rng.normal(size=(20, 8))[labels] + 0.8 * rng.normal(size=(400, 8))
+    dataset = ImageDataset("made", "train", VectorImages(vectors.astype("float32")), labels)
+    other = vectors + 0.3 * rng.normal(size=vectors.shape)
+    elsewhere = rng.normal(size=(30, 8))[np.arange(600) // 20] + 0.8 * rng.normal(size=(600, 8))
+    calibration = calibrate(elsewhere, np.arange(600) // 20, fpir=0.05)
+    moved = _moved_calibration(calibration, "int8", (vectors, other), dataset, lines.append)
+    assert moved.rates == calibration.rates
+    assert moved.basis == calibration.basis
+    assert moved.moved.low < moved.threshold < moved.moved.high
+    assert moved.threshold > calibration.threshold
+    assert "moved to the vectors of a file" in lines[0]
+    few = dataset.select_classes(dataset.classes[:6]), slice(0, 120)
+    pairs = vectors[few[1]], other[few[1]]
+    assert _moved_calibration(calibration, "int8", pairs, few[0], lines.append) is None
+    assert lines[1].startswith("int8: no threshold: ")
 
 
 def test_a_threshold_is_measured_read_from_a_file_or_refused(tmp_path):
     test, file = small_dataset("test"), tmp_path / "threshold.json"
     vectors = np.random.default_rng(0).normal(size=(len(test), 3)).astype("float32")
     near = calibrate(vectors, test.labels, far=0.05, distance="euclidean")
-    stored, cosine = (
-        near.to_dict(),
-        calibrate(vectors, test.labels, far=0.05, distance="cosine").to_dict(),
-    )
-    trained_on = dataclasses.replace(test, split="train")
+    cosine = calibrate(vectors, test.labels, far=0.05, distance="cosine").to_dict()
+    lines = []
 
-    def choose(option, content=None, train=None):
+    def choose(option, content=None, trained=()):
         file.write_text(json.dumps(content))
-        return _calibration(option, vectors, test, train, print)
+        return _calibration(option, vectors, test, trained, "sha256:a", lines.append)
 
-    assert choose("far=0.05")[0].to_dict() == stored
-    calibration, about = choose(str(file), {"split": "test", "calibration": stored})
-    assert (str(calibration), about) == (str(near), {"file": "threshold.json"})
-    assert choose("none") == choose("auto", train=trained_on) == (None, None)
+    measured = choose("far=0.05")
+    assert measured.to_dict() == near.measured_on(gallery="small, test", model="sha256:a").to_dict()
+    calibration = choose(str(file), {"calibration": near.measured_on(model="b").to_dict()})
+    assert calibration.threshold == near.threshold
+    assert "of another model" in lines[-1]
+    trained = trained_classes(test, dataclasses.replace(test, split="train"))
+    assert trained == sorted(test.class_names.values())
+    assert trained_classes(test, small_dataset("train")) == trained_classes(test, None) == []
+    assert choose("none") is choose("auto", trained=trained) is None
+    assert "were trained on" in lines[-1]
     for option, content, message in (
         ("far=0.001", None, "cannot show the threshold"),
-        (str(file), {"split": "train", "calibration": stored}, "held-out classes"),
+        (str(file), {"recall@1": 0.5}, "has no threshold"),
         (str(file), {"calibration": cosine}, "cosine"),
     ):
         with pytest.raises(UserError, match=message):

@@ -83,9 +83,9 @@ def demo(flags: DemoFlags) -> None:
     import numpy as np
     import tensorflow as tf
 
-    from tfdml.embeddings.model_card import card_of, served_version
+    from tfdml.embeddings.model_card import served_version
+    from tfdml.evaluation.calibration import calibration_in
     from tfdml.export.retriever import Retriever
-    from tfdml.results import calibration_of_file
 
     try:
         from tfdml import demo as web
@@ -112,25 +112,24 @@ def demo(flags: DemoFlags) -> None:
     # So that the first search does not wait, and a model of another dimension is refused.
     gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
     if flags.calibration:
-        page.calibration = calibration_of_file(flags.calibration)
+        page.calibration = calibration_in(read_json(flags.calibration), flags.calibration)
     elif model and gallery.distance == "euclidean":
-        page.calibration = _of_card(card_of(served_version(Path(model)) or Path(model)))
+        page.calibration = _of_card(served_version(Path(model)) or Path(model))
     if page.calibration:
         page.calibration.for_searches(gallery.distance, len(gallery))
     token = "" if flags.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
     web.serve(page, flags.host, flags.port, token)
 
 
-def _of_card(card: Path | None) -> Calibration | None:
-    """Return the threshold of searches in a model card; None where there is none."""
-    from tfdml.evaluation import Calibration
+def _of_card(model: Path) -> Calibration | None:
+    """Return the threshold of searches that the card of a model has for its vectors; None where
+    there is none."""
+    from tfdml.embeddings.model_card import card_of, entry_of
+    from tfdml.evaluation.calibration import stored_calibration
 
-    stored = read_json(card).get("calibration") if card else None
-    return (
-        Calibration.from_dict(stored, str(card))
-        if stored and stored.get("kind") == "fpir"
-        else None
-    )
+    card = card_of(model)
+    calibration = card and stored_calibration(entry_of(card, model), card)
+    return calibration if calibration and calibration.kind == "fpir" else None
 
 
 COMMAND = Command("demo", demo, Flags(DemoFlags), __doc__, flag_of={"uri": "gallery"})

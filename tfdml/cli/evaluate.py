@@ -112,7 +112,7 @@ class EvaluateFlags(DataFlags):
     )
     target: str = option(
         "",
-        requires="task=verification|classification",
+        requires="task=verification|classification and split=test",
         help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
         "with classification.",
     )
@@ -310,7 +310,7 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     import numpy as np
 
     from tfdml import evaluation
-    from tfdml.evaluation.classification import KINDS
+    from tfdml.evaluation.calibration import KINDS
     from tfdml.report import Run, write_report
 
     target = {}

@@ -136,7 +136,7 @@ class ExportFlags(ExportOptions):
 def export(flags: ExportFlags) -> None:
     """Export as the flags say."""
     from tfdml.evaluation import target_of
-    from tfdml.evaluation.classification import TARGETS
+    from tfdml.evaluation.calibration import TARGETS
     from tfdml.export.exporter import export_run
     from tfdml.export.saved_model import check_backend
 

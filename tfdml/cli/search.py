@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tfdml.cli.command_line import Command, Flags, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.io.files import printable, require_writable
+from tfdml.io.files import printable, read_json, require_writable
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
 
@@ -136,7 +136,7 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
     """Return the largest distance of a neighbor, or the threshold of a file; None for that of the
     gallery itself."""
     from tfdml.arguments import number
-    from tfdml.results import calibration_of_file
+    from tfdml.evaluation.calibration import calibration_in
 
     text = flags.max_distance
     if text == "calibrated":
@@ -150,7 +150,7 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
             )
         return None
     if text.endswith(".json"):
-        return calibration_of_file(text, "texts" if flags.text else "images")
+        return calibration_in(read_json(text), text, "texts" if flags.text else "images")
     with user_errors(ValueError, "write a number, calibrated, or a JSON file", max_distance=text):
         return number("max_distance", float(text)) if text else float("inf")
 

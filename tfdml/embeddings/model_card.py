@@ -161,6 +161,28 @@ def card_of(model: Path) -> Path | None:
     )
 
 
+def entry_of(card: Path, model: Path) -> dict[str, Any]:
+    """Return the part of a card that is about the vectors of a model: of a file, such as one for
+    LiteRT, its entry in `artifacts`; of a SavedModel the whole card.
+
+    Args:
+        card: What `card_of` returned.
+        model: A file, or the folder of a SavedModel.
+
+    Raises:
+        UserError: The card cannot be understood, or does not list the file.
+    """
+    document = read_json(card)
+    if model.is_dir():
+        return document
+    artifacts = fields(document.get("artifacts", {}), {}, f"{card}: artifacts")
+    file = Path(os.path.abspath(model)).relative_to(os.path.abspath(card.parent)).as_posix()
+    for artifact in artifacts.values():
+        if file in artifact.get("files", {}):
+            return artifact
+    raise UserError(f"{card} does not list {file}: export the model again")
+
+
 def compare_with_card(model: Path) -> None:
     """Compare the files of a model with the checksums in the card next to it, or in the folder
     above.

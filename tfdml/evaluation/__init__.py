@@ -1,13 +1,14 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds,
 comparisons."""
 
-from tfdml.evaluation.classification import Calibration as Calibration
+from tfdml.evaluation.calibration import Basis as Basis
+from tfdml.evaluation.calibration import Calibration as Calibration
+from tfdml.evaluation.calibration import calibrate as calibrate
+from tfdml.evaluation.calibration import identification_rates as identification_rates
+from tfdml.evaluation.calibration import target_of as target_of
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
-from tfdml.evaluation.classification import calibrate as calibrate
 from tfdml.evaluation.classification import evaluate_classification as evaluate_classification
-from tfdml.evaluation.classification import identification_rates as identification_rates
-from tfdml.evaluation.classification import target_of as target_of
 from tfdml.evaluation.clustering import clustering_agreement as clustering_agreement
 from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clustering
 from tfdml.evaluation.clustering import kmeans as kmeans

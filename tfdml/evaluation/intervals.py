@@ -236,7 +236,7 @@ def student_interval(values: Any, level: float = 0.95) -> Interval:
         [0.6, 0.352, 0.848, 0.058]
     """
     count, mean, variance = _moments(values, level)
-    return _student(mean, variance / count, count - 1, level)
+    return mean_interval(mean, variance / count, count - 1, level)
 
 
 def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
@@ -265,7 +265,7 @@ def seed_difference(first: Any, second: Any, level: float = 0.95) -> Interval:
     below = sum(part**2 / (count - 1) for part, (count, _, _) in zip(parts, sides, strict=True))
     # Without any spread the interval has no width, whatever the degrees of freedom.
     freedom = sum(parts) ** 2 / below if below else 1.0
-    return _student(sides[0][1] - sides[1][1], sum(parts), freedom, level)
+    return mean_interval(sides[0][1] - sides[1][1], sum(parts), freedom, level)
 
 
 def _moments(values: Any, level: float) -> tuple[int, float, float]:
@@ -276,7 +276,15 @@ def _moments(values: Any, level: float) -> tuple[int, float, float]:
     return len(values), float(values.mean()), float(values.var(ddof=1))
 
 
-def _student(mean: float, variance: float, freedom: float, level: float) -> Interval:
+def mean_interval(mean: float, variance: float, freedom: float, level: float) -> Interval:
+    """Return an estimate with the interval of Student's distribution.
+
+    Args:
+        mean: The estimate.
+        variance: Of the estimate.
+        freedom: The degrees of freedom of the variance.
+        level: The coverage.
+    """
     error = float(np.sqrt(variance))
     half = _quantile(level, freedom) * error
     return Interval(mean, mean - half, mean + half, error)
@@ -289,15 +297,38 @@ def _quantile(level: float, freedom: float) -> float:
     return float(student.ppf((1 + level) / 2, freedom))
 
 
+def freedom_of(parts: np.ndarray) -> float:
+    """Return the degrees of freedom of a variance that is a sum of squares over groups.
+
+    Satterthwaite's, 2 G / (kurtosis - 1): G - 1 at most, and fewer where few groups, such as the
+    classes that hold most errors, make up most of the sum.
+
+    Args:
+        parts: (G,) what each group contributes to the rate, with mean 0.
+
+    Example:
+        >>> freedom_of(np.array([1.0, -1.0, 1.0, -1.0]))
+        3.0
+        >>> round(freedom_of(np.array([9.0] + 9 * [-1.0])), 1)
+        2.8
+    """
+    squares = np.square(np.asarray(parts, np.float64))
+    most = float(len(squares) - 1)
+    if not squares.any():
+        return most
+    kurtosis = len(squares) * float(np.square(squares).sum()) / float(squares.sum()) ** 2
+    return min(most, 2 * len(squares) / max(kurtosis - 1, 1e-9))
+
+
 def rate_interval(
-    rate: float, variance: float, groups: int, level: float, whole: float
+    rate: float, variance: float, freedom: float, level: float, whole: float
 ) -> Interval:
     """Return a rate with its interval on the scale of log odds, with Student's t.
 
     Args:
         rate: From 0 to 1.
         variance: Of the rate.
-        groups: The number of independent groups that it comes from.
+        freedom: The degrees of freedom of the variance, see `freedom_of`.
         level: The coverage.
         whole: At a rate of 0 or 1, how many independent groups were without a case, or without any
             other.
@@ -305,11 +336,13 @@ def rate_interval(
     from scipy.special import expit, logit
 
     rate, error = float(rate), float(np.sqrt(max(variance, 0.0)))
-    if rate in (0.0, 1.0) or groups < 2:
+    if rate in (0.0, 1.0):
         beyond = 1 - ((1 - level) / 2) ** (1 / max(whole, 1))
-        low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0) if rate == 1 else (0.0, 1.0)
+        low, high = (0.0, beyond) if rate == 0 else (1 - beyond, 1.0)
         return Interval(rate, float(low), float(high), error)
-    width = _quantile(level, groups - 1) * error / (rate * (1 - rate))
+    if freedom <= 0:
+        return Interval(rate, 0.0, 1.0, error)
+    width = _quantile(level, freedom) * error / (rate * (1 - rate))
     return Interval(
         rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error
     )

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfdml.arguments import number
+from tfdml.arguments import count_of_share, number
 from tfdml.errors import UserError, check_choice, check_share
-from tfdml.evaluation.intervals import Interval, rate_interval
+from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval
 from tfdml.evaluation.relevance import check_labels
 from tfdml.labels import image_rows, true_or_false
 from tfdml.registry import DISTANCES
@@ -189,10 +189,10 @@ def verification(
 
     Intervals are over classes: pairs that share a class are not independent (dyadic cluster-robust
     variance: Aronow, Samii and Assenova, 2015, "Cluster-robust variance estimation for dyadic
-    data"), on the scale of log odds, with Student's t. The estimate of few classes may be too low,
-    even negative. The variance of FAR is therefore never below that of independent pairs of
-    classes. Where the estimate for the precision is not positive, pairs of classes are taken as
-    independent.
+    data"), on the scale of log odds, with Student's t and Satterthwaite's degrees of freedom: few,
+    where few classes make up most of the variance. The estimate of few classes may be too low, even
+    negative. The variances of FAR and precision are therefore never below those of independent
+    pairs of classes.
 
     Args:
         embeddings: (N, d).
@@ -222,7 +222,8 @@ def verification(
     pairs = AllPairs(embeddings, labels, distance, views)
     histogram, curve = pairs.histogram, pairs.curve()
     num_same, num_different = int(curve.same[-1]), int(curve.different[-1])
-    fars = [far for far in FARS if far * num_different >= 1] if fars is None else fars
+    if fars is None:
+        fars = [far for far in FARS if count_of_share(far, num_different)]
     for far in fars:
         check_share(fars=far)
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
@@ -593,23 +594,36 @@ class AllPairs:
         """Return the largest threshold of each rate, and the curve that is exact there and in the
         bins `further`."""
         accepted = np.cumsum(self.histogram.negative)
-        ranks = [int(np.floor(far * accepted[-1])) for far in fars]
+        ranks = count_of_share(np.asarray(fars, np.float64), accepted[-1])
         curve = self.curve([*np.searchsorted(accepted, ranks, side="right"), *further])
         places = np.searchsorted(curve.different, ranks, side="right")
         return [self.below(curve.starts[place]) for place in places], curve
 
     def operating_points(
-        self, thresholds: Sequence[float], level: float, new_classes: bool
+        self,
+        thresholds: Sequence[float],
+        level: float,
+        new_classes: bool,
+        prior: float | None = None,
     ) -> list[OperatingPoint]:
         """Return the rates at each threshold (before `scale`), with intervals over classes or for
-        as many new ones."""
+        as many new ones; the precision where a share `prior` of the pairs is of one class."""
         order = np.argsort(thresholds)
         counts = self._accepted_by_class(np.asarray(thresholds, np.float64)[order])
         points = []
         for threshold, place in zip(thresholds, np.argsort(order), strict=True):
-            rates = _rates(self.counts, [part[..., place] for part in counts], level, new_classes)
+            accepted = [part[..., place] for part in counts]
+            rates = _rates(self.counts, accepted, level, new_classes, prior)
             points.append(OperatingPoint(float(threshold) * self.scale, *rates))
         return points
+
+    def weight_of_different(self, prior: float | None) -> float:
+        """Return what a pair of different classes counts, next to 1 for one of one class, so that
+        pairs of one class are a share `prior`; 1 for their own share."""
+        if prior is None:
+            return 1.0
+        same, different = self.counts.same.sum(), self.counts.others.sum() / 2
+        return float((1 - prior) / prior * same / different)
 
     def _accepted_by_class(self, thresholds: np.ndarray) -> tuple[np.ndarray, ...]:
         """How many pairs are accepted: (C, T) of one class; (C, T) of a class with others; (T,)
@@ -734,38 +748,48 @@ class Curve:
 
 
 def _rates(
-    counts: PairCounts, accepted: Sequence, level: float, new_classes: bool
+    counts: PairCounts, accepted: Sequence, level: float, new_classes: bool, prior: float | None
 ) -> tuple[Interval, ...]:
     """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one
     threshold."""
     same, others, squares, products = accepted
-    num, pairs_same, pairs_others = len(counts.same), counts.same, counts.others
-    num_same, num_different = pairs_same.sum(), pairs_others.sum() / 2
+    num_same, num_different = counts.same.sum(), counts.others.sum() / 2
     hits, false = same.sum(), others.sum() / 2
+    num = len(counts.same)
 
-    def interval(rate, variance, groups, whole):
-        variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
-        return rate_interval(rate, variance, groups, level, whole)
+    def interval(rate: float, variance: float, parts: np.ndarray, whole: float) -> Interval:
+        variance *= (2 if new_classes else 1) * len(parts) / max(len(parts) - 1, 1)
+        return rate_interval(rate, variance, freedom_of(parts), level, whole)
 
     tar = hits / num_same
-    with_pairs = int(np.count_nonzero(pairs_same))
-    of_tar = interval(
-        tar, float(np.square((same - tar * pairs_same) / num_same).sum()), with_pairs, with_pairs
-    )
+    parts_of_tar = (same - tar * counts.same) / num_same
+    with_pairs = counts.same > 0
+    variance = float(np.square(parts_of_tar).sum())
+    of_tar = interval(tar, variance, parts_of_tar[with_pairs], int(with_pairs.sum()))
     far = false / num_different
-    shared = float(np.square((others - far * pairs_others) / num_different).sum())
+    parts_of_far = (others - far * counts.others) / num_different
+    shared = float(np.square(parts_of_far).sum())
     alone = float(squares - 2 * far * products + far**2 * counts.squared()) / num_different**2
     # Classes share causes, so that it is at least that of independent pairs of classes.
-    of_far = interval(far, max(shared - alone, alone), num, num / 2)
-    total = hits + false
-    if not total:
+    of_far = interval(far, max(shared - alone, alone), parts_of_far, num / 2)
+    if not hits + false:
         return of_tar, of_far, Interval(*[float("nan")] * 4)
-    precision = hits / total
-    shared = float(np.square((same * (1 - precision) - precision * others) / total).sum())
-    alone = precision**2 * float(squares) / total**2
-    own = float(np.square(same * (1 - precision) / total).sum())
-    variance = shared - alone if shared > alone else own + alone
-    return of_tar, of_far, interval(precision, variance, num, num / 2)
+    # The logit of the precision is log hits - log false, or that of the prior + log TAR - log FAR.
+    if prior is None:
+        precision = hits / (hits + false)
+        parts_of_hits = same / (hits or 1) - 1 / num
+        parts_of_false = others / (false or 1) - 2 / num
+        alone = float(squares) / (false or 1) ** 2
+    else:
+        precision = prior * tar / (prior * tar + (1 - prior) * far)
+        parts_of_hits = parts_of_tar / (tar or 1)
+        parts_of_false = parts_of_far / (far or 1)
+        alone /= (far or 1) ** 2
+    parts = precision * (1 - precision) * (parts_of_hits - parts_of_false)
+    of_hits = float(np.square(parts_of_hits).sum())
+    least = (precision * (1 - precision)) ** 2 * (of_hits + alone)
+    shared = float(np.square(parts).sum()) - (precision * (1 - precision)) ** 2 * alone
+    return of_tar, of_far, interval(precision, max(shared, least), parts, num / 2)
 
 
 def _spread(weights: np.ndarray, most: int) -> np.ndarray:

@@ -6,7 +6,7 @@ published.
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.compute import slices
-from tfdml.embeddings.model_card import CARD, describe_files, model_card
+from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, model_card
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.evaluation import Calibration, calibrate, evaluate_dataset, target_of
-from tfdml.evaluation.classification import TARGETS
+from tfdml.evaluation import Calibration, calibrate, evaluate_dataset
+from tfdml.evaluation.calibration import choose_calibration
 from tfdml.evaluation.views import ViewItems
 from tfdml.export import saved_model
 from tfdml.export.conversion import check_onnx, convert_litert, convert_onnx
@@ -32,7 +32,6 @@ from tfdml.export.options import ExportOptions
 from tfdml.flags import parse_flags
 from tfdml.io.files import read_json, write_json
 from tfdml.models import AnyEmbedder, TextEmbedder, TruncatedEmbedder, stack, with_whitening
-from tfdml.results import calibration_of_file
 from tfdml.training import RunFolder
 from tfdml.training.run_data import load_splits
 from tfdml.training.settings import DataSettings, Experiment
@@ -271,7 +270,9 @@ def export_model(
         with tf.device("/CPU:0"):
             call = tf.function(lambda images: embedder(images, training=False), autograph=False)
             expected = embed(call, slices(views, _BATCH_SIZE))
-        calibration, calibrated_on = _calibration(options.calibrate, expected, test, train, report)
+        trained = trained_classes(test, train)
+        model = fingerprint(embedder)
+        calibration = _calibration(options.calibrate, expected, test, trained, model, report)
         artifacts, refused = {}, []
         for name, file in files.items():
             encoded = name == "saved_model" and of_images
@@ -284,6 +285,7 @@ def export_model(
             listed = describe_files(
                 hidden, saved_model.model_files(file) if name == "saved_model" else [file]
             )
+            measures["classes"] = "trained" if trained else "unseen"
             report(_line(name, listed["bytes"], measures) + ("  REFUSED" if faults else ""))
             refused += [f"{name}: {'; '.join(faults)}"] if faults else []
             artifacts[name] = {
@@ -300,8 +302,8 @@ def export_model(
                 )
                 artifacts[name]["acceptance_of_texts"] = measures
             if calibration is not None and name != "saved_model" and not faults:
-                own = calibrate(vectors, test.labels, **target_of(calibration.target))
-                artifacts[name]["calibration"] = own.to_dict()
+                own = _moved_calibration(calibration, name, (expected, vectors), test, report)
+                artifacts[name]["calibration"] = own and own.to_dict()
         if refused:
             raise UserError(
                 f"no version is written: {'. '.join(refused)}. Leave the format out, or accept "
@@ -310,11 +312,7 @@ def export_model(
         signatures = tf.saved_model.load(str(hidden)).signatures if servable else {}
         if servable:
             saved_model.write_warm_up(hidden, signatures)
-        about = {
-            **(about or {}),
-            "calibration": calibration and calibration.to_dict(),
-            "calibrated_on": calibrated_on,
-        }
+        about = {**(about or {}), "calibration": calibration and calibration.to_dict()}
         about["trained_on"] = None if train is None else sorted(train.class_names.values())
         write_json(
             hidden / CARD,
@@ -347,75 +345,79 @@ def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
             f", Recall@1 {100 * measures['recall@1']:.1f} % (Keras "
             f"{100 * measures['recall@1_keras']:.1f} %)"
         )
-    return f"{name:<21} {text} on {measures['images']:,} images"
+    return f"{name:<21} {text} on {measures['images']:,} images of {measures['classes']} classes"
+
+
+def trained_classes(test: ImageDataset, train: ImageDataset | None) -> list[str]:
+    """Return the names of the classes of `test` that are those of training images, too."""
+    if train is None:
+        return []
+    names = {test.class_names.get(label, str(label)) for label in test.classes.tolist()}
+    return sorted(names.intersection(train.class_names.values()))
 
 
 def _calibration(
     option: str,
     vectors: np.ndarray,
     test: ImageDataset,
-    train: ImageDataset | None,
-    report: Callable[[str], None],
-) -> tuple[Calibration | None, dict[str, Any] | None]:
-    """Return the threshold that `ExportOptions.calibrate` means, and the data that it was measured
-    on."""
-    trained_on = set(train.class_names.values()) if train is not None else set()
-    data: dict[str, Any] = {
-        "dataset": test.name,
-        "split": test.split,
-        "classes": test.classes.tolist(),
-    }
-
-    def measure(target: dict[str, Any]) -> Calibration:
-        if shared := trained_on.intersection(test.class_names.values()):
-            raise UserError(
-                f"{len(shared)} classes of these images were trained on, such as {min(shared)}"
-            )
-        return calibrate(vectors, test.labels, **target)
-
-    calibration = choose_calibration(option, "far=0.001", measure, report)
-    if option.endswith(".json"):
-        data = {"file": os.path.basename(option)}
-    return calibration, data if calibration else None
-
-
-def choose_calibration(
-    option: str,
-    usual: str,
-    measure: Callable[[dict[str, Any]], Calibration],
+    trained: Sequence[str],
+    model: str,
     report: Callable[[str], None],
 ) -> Calibration | None:
-    """Return the threshold that an option means: `none`, a target, a JSON file, or `auto`.
+    """Return the threshold that `ExportOptions.calibrate` means.
 
     Args:
-        option: See `ExportOptions.calibrate`.
-        usual: The target of `auto`, which is none where it cannot be measured.
-        measure: Chooses the threshold for a target, as `calibrate` takes it.
-        report: Called with what the threshold is, or why there is none.
-
-    Raises:
-        UserError: It cannot be measured, or the file has none.
+        option: The option.
+        vectors: (N, d) the embedder's.
+        test: The images.
+        trained: Names of their classes that were trained on.
+        model: The fingerprint of the embedder.
+        report: Called with what the threshold is.
     """
-    if option == "none":
-        return None
-    try:
-        if option == "auto" or option.startswith(TARGETS):
-            with user_errors(UserError, f"the images cannot show the threshold: {REASON}"):
-                calibration = measure(target_of(usual if option == "auto" else option, "calibrate"))
-        else:
-            calibration = calibration_of_file(option)
-    except UserError as error:
-        if option != "auto":
-            raise
-        report(f"no threshold: {error}")
-        return None
-    if calibration.distance != "euclidean":
-        raise UserError(
-            f"the threshold is of {calibration.distance} distances, not of Euclidean",
-            calibrate=option,
+
+    def measure(target: dict[str, Any]) -> Calibration:
+        if trained:
+            raise UserError(
+                f"{len(trained)} classes of these images were trained on, such as {trained[0]}"
+            )
+        calibration = calibrate(vectors, test.labels, **target)
+        return calibration.measured_on(gallery=f"{test.name}, {test.split}", model=model)
+
+    calibration = choose_calibration(option, "far=0.001", measure, read_json, report)
+    if calibration is not None and calibration.basis.model not in ("", model):
+        report(
+            "the threshold was measured on the vectors of another model than the one that is "
+            "exported"
         )
-    report(str(calibration))
     return calibration
+
+
+def _moved_calibration(
+    calibration: Calibration,
+    name: str,
+    vectors: tuple[np.ndarray, np.ndarray],
+    test: ImageDataset,
+    report: Callable[[str], None],
+) -> Calibration | None:
+    """Return the threshold for the vectors of a file; None where they cannot show it.
+
+    Args:
+        calibration: That of the embedder.
+        name: The format of the file.
+        vectors: (N, d) the embedder's and the file's.
+        test: The images.
+        report: Called with what the threshold is, or why there is none.
+    """
+    try:
+        moved = calibration.moved_to(*vectors, test.labels)
+    except UserError as error:
+        report(
+            f"{name}: no threshold: {error}. Measure one by the file: tfdml evaluate --model=FILE"
+        )
+        return None
+    if moved.threshold != calibration.threshold:
+        report(f"{name}: {moved}")
+    return moved
 
 
 def whole_classes(dataset: ImageDataset, images: int) -> ImageDataset:

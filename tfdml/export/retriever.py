@@ -23,9 +23,13 @@ from tfdml.embeddings.files import ImageTable, check_same_model, class_of_each
 from tfdml.embeddings.model_card import CARD, card_of, describe_files, fingerprint, served_version
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
+from tfdml.evaluation.calibration import (
+    choose_calibration,
+    drawn_classes,
+    stored_calibration,
+)
 from tfdml.evaluation.classification import warn_of_indistinct
 from tfdml.export import saved_model
-from tfdml.export.exporter import choose_calibration
 from tfdml.export.saved_model import SIGNATURES, quiet, refuse
 from tfdml.io.files import Kinds, compare_files, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
@@ -234,9 +238,7 @@ class Retriever:
         )
         self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
-        calibration = self.card.get("calibration") and Calibration.from_dict(
-            self.card["calibration"], file
-        )
+        calibration = stored_calibration(self.card, file)
         self.calibration = calibration and calibration.for_searches("euclidean", len(self))
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(
@@ -304,6 +306,8 @@ class Retriever:
             classes = np.asarray(gallery.classes, str)[named]
             warn_of_indistinct(gallery.embeddings[named], classes, "euclidean")
             threshold = _calibration(calibration, gallery, about, report)
+            if threshold is not None and not threshold.basis.model:
+                threshold = threshold.measured_on(model=model)
             columns = gallery.columns()
             columns |= {} if threshold is None else {"threshold": np.float32(threshold.threshold)}
             with saved_model.new_version(folder) as (hidden, path):
@@ -465,11 +469,8 @@ def _calibration(
 
     def measure(target: dict[str, Any]) -> Calibration:
         asked = (names != "") & ~np.isin(names, about.get("trained_on") or [])
-        classes, counts = np.unique(names[asked], return_counts=True)
-        # Whole classes, drawn at random.
-        drawn = np.random.default_rng(0).permutation(len(classes))
-        drawn = drawn[: 1 + np.searchsorted(np.cumsum(counts[drawn]), _MOST_QUERIES)]
-        rows = np.flatnonzero(asked & np.isin(names, classes[drawn]))
+        rows = np.flatnonzero(asked)
+        rows = rows[drawn_classes(names[rows], _MOST_QUERIES)]
         sides: dict[str, Any] = {
             "gallery": gallery.embeddings,
             "gallery_labels": names,
@@ -478,7 +479,7 @@ def _calibration(
         return calibrate(gallery.embeddings[rows], names[rows], **sides, **target)
 
     calibration = (
-        choose_calibration(option, "fpir=0.01", measure, report)
+        choose_calibration(option, "fpir=0.01", measure, read_json, report)
         if isinstance(option, str)
         else option
     )

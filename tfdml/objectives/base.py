@@ -6,7 +6,6 @@ class proxies.
 """
 
 import inspect
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import keras
 from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
-from tfdml.arguments import integer, number, one_of
+from tfdml.arguments import count_of_share, integer, number, one_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.layers import CosineProxies
 from tfdml.layers.vectors import draw_classes
@@ -643,7 +642,7 @@ class ProxyLoss(Objective):
         if not training:
             return {**self.of_proxies(representations), CLASS_COLUMNS: labels}
         of_all = replicas.gather(labels)
-        size, share = ops.shape(of_all)[0], math.ceil(self.sample * self.num_classes)
+        size, share = ops.shape(of_all)[0], count_of_share(self.sample, self.num_classes, up=True)
         # A number, where the size of the batch is known.
         size = (
             min(max(size, share), self.num_classes)

@@ -26,7 +26,7 @@ from markupsafe import Markup
 
 from tfdml.audit import Audit
 from tfdml.errors import UserError
-from tfdml.evaluation.classification import calibrate, identification_rates
+from tfdml.evaluation.calibration import calibrate, identification_rates
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification

@@ -1,0 +1,279 @@
+"""Thresholds: chosen by searches and by pairs, moved to other vectors, stored and read."""
+
+import json
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from tfdml.arguments import count_of_share
+from tfdml.errors import UserError
+from tfdml.evaluation import (
+    KNNClassifier,
+    calibrate,
+    evaluate_classification,
+    identification_rates,
+    target_of,
+    verification,
+)
+from tfdml.evaluation.calibration import calibration_in, drawn_classes, stored_calibration
+
+
+def images(seed, num_classes, per_class, dim=8, spread=0.5):
+    """Unit vectors around random centers, some classes wider than others, and their labels."""
+    rng = np.random.default_rng(seed)
+    labels = np.repeat(np.arange(num_classes), per_class)
+    widths = spread * rng.uniform(0.3, 1.2, num_classes)[labels, None]
+    points = rng.normal(size=(num_classes, dim))[labels] + widths * rng.normal(
+        size=(len(labels), dim)
+    )
+    return (points / np.linalg.norm(points, axis=1, keepdims=True)).astype("float32"), labels
+
+
+def searches_by_hand(queries, labels, gallery, gallery_labels, distance, own=None):
+    """Of each query, in float64: the distance to other classes, that to all, whether it is right,
+    and known."""
+    rows = []
+    for i, (x, label) in enumerate(zip(queries.astype(np.float64), labels, strict=True)):
+        far = []
+        for j, (y, other) in enumerate(
+            zip(gallery.astype(np.float64), gallery_labels, strict=True)
+        ):
+            if own is not None and own[i] == j:
+                continue
+            cosine = x @ y / np.linalg.norm(x) / np.linalg.norm(y)
+            value = {"euclidean": np.linalg.norm(x - y), "cosine": 1 - cosine, "dot": -(x @ y)}[
+                distance
+            ]
+            far.append((value, other == label))
+        rows.append(
+            (min(d for d, same in far if not same), *min(far), any(same for _, same in far))
+        )
+    return [np.array(column) for column in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
+@pytest.mark.parametrize("within", [True, False])
+def test_rates_are_those_of_searches_by_hand(distance, within):
+    x, labels = images(0, 12, 6)
+    x, labels = x[:-3] * 2, labels[:-3]
+    if within:
+        queries, query_labels, own = x, labels, np.arange(len(x))
+        sides = {}
+    else:
+        queries, query_labels = images(1, 16, 5)
+        # The first twelve classes are those of the gallery.
+        queries[:60] = x[np.searchsorted(labels, query_labels[:60])] + 0.2 * queries[:60]
+        own, sides = None, {"gallery": x, "gallery_labels": labels}
+    unknown, nearest, right, known = searches_by_hand(
+        queries, query_labels, x, labels, distance, own
+    )
+    # Classes of the gallery are unknown only in a search without them.
+    strangers = np.ones(len(queries), bool) if within else query_labels >= 12
+    unknown = unknown[strangers]
+    calibration = calibrate(queries, query_labels, fpir=0.1, distance=distance, **sides)
+    t = calibration.threshold
+    # The largest: with the next query, and those as far away, there would be too many.
+    beyond = np.sort(unknown)[int(0.1 * len(unknown))]
+    assert t == pytest.approx(beyond, abs=1e-5)
+    assert calibration.rates["fpir"].mean == pytest.approx(
+        np.mean(unknown < beyond - 1e-5), abs=1e-12
+    )
+    assert calibration.rates["tpir"].mean == pytest.approx(np.mean((right & (nearest <= t))[known]))
+    basis = calibration.basis
+    assert (basis.images, basis.classes, basis.left_out) == (len(x), 12, within)
+    assert (basis.known, basis.unknown) == (known.sum(), strangers.sum())
+    assert (basis.known_classes, basis.unknown_classes) == (12, 12 if within else 4)
+    assert (calibration.kind, calibration.rate, calibration.distance) == ("fpir", 0.1, distance)
+    measured = identification_rates(queries, query_labels, t, distance=distance, **sides)
+    for name, rate in measured.items():
+        assert rate.mean == calibration.rates[name].mean
+        # For as many other classes: those vary as much as these.
+        assert calibration.rates[name].standard_error == pytest.approx(2**0.5 * rate.standard_error)
+        assert rate.low <= rate.mean <= rate.high
+
+
+def test_a_distance_at_the_threshold_is_accepted():
+    x, labels = [[0.0], [1.0], [5.0], [7.0]], [0, 0, 1, 1]
+    fpirs = [
+        identification_rates(x, labels, threshold)["fpir"].mean
+        for threshold in (3.9, 4.0, 5.0, 6.0)
+    ]
+    assert fpirs == [0, 0.5, 0.75, 1]
+
+
+def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one_another():
+    x, labels = images(5, 14, 6, dim=4)
+    threshold = calibrate(x, labels, fpir=0.3).threshold
+    far = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
+    far[labels[:, None] == labels[None]] = np.inf
+    hits, others = far.min(axis=1) <= threshold, labels[far.argmin(axis=1)]
+    left = [np.sum(hits[labels == a] - hits.mean()) for a in range(14)]
+    found = [[np.sum(hits & (labels == a) & (others == b)) for b in range(14)] for a in range(14)]
+    mutual = sum(found[a][b] * found[b][a] for a in range(14) for b in range(14))
+    assert mutual > 0
+    expected = np.sqrt((np.square(left).sum() + mutual) * 14 / 13) / len(x)
+    assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(
+        expected
+    )
+
+
+@pytest.mark.parametrize("share", [0.009, 0.07, 0.29, 0.57, 0.58, 1 - 0.99, 1 / 49, 0.1])
+def test_a_whole_count_of_a_share_is_that_count(share):
+    """Also of the searches, pairs and classes that it is asked of."""
+    written = Fraction(share).limit_denominator(10_000)
+    for whole in range(1, 400, 7):
+        count = int(whole * written.denominator)
+        expected = int(whole * written.numerator)
+        assert count_of_share(share, count) == count_of_share(share, count, up=True) == expected
+        assert count_of_share(share, count + 1) == expected
+        assert count_of_share(share, count + 1, up=True) == expected + 1
+        assert count_of_share(share, count - 1) == expected - 1
+
+
+def test_each_rate_of_a_whole_count_accepts_that_count():
+    # 3,000 strangers, the i-th at the distance i: 27 are 0.009 of them.
+    strangers = np.arange(1, 3001, dtype=np.float64)[:, None]
+    names = np.arange(1, 3001)
+    sides = {"gallery": [[0.0]], "gallery_labels": [0]}
+    rates = calibrate(strangers, names, fpir=0.009, **sides).rates
+    assert rates["fpir"].mean * 3000 == pytest.approx(27)
+    assert calibrate(strangers[:49], names[:49], fpir=1 / 49, **sides).rates["fpir"].mean == 1 / 49
+    # FNIR at an FPIR: the 27 known queries that are nearer than the 28th stranger.
+    known = np.linspace(0.5, 27.5, 28)[:, None]
+    classifier = KNNClassifier([[0.0]], [0], k=1)
+    measures = evaluate_classification(
+        classifier,
+        np.concatenate([known, strangers]),
+        np.append(np.zeros(28, int), names),
+        fpirs=(0.009,),
+    )
+    assert measures["fnir@fpir=0.009"] == 0
+    # 1,000 pairs of different classes, 29 of which are 0.029 of them.
+    x = np.concatenate([np.zeros(1), np.arange(1, 1001)])[:, None]
+    y = np.append(0, np.ones(1000, int))
+    assert calibrate(x, y, far=0.029).rates["far"].mean * 1000 == pytest.approx(29)
+    assert verification(x, y, fars=[0.029]).points[0.029].far.mean * 1000 == pytest.approx(29)
+
+
+def test_only_strangers_are_impostors_and_trained_classes_of_the_catalog_are_not():
+    """Classes that lie far from one another, as trained ones do, would widen the threshold."""
+    rng = np.random.default_rng(7)
+    labels = np.repeat(np.arange(40), 20)
+    centers = rng.normal(size=(40, 16))
+    centers[:20] *= 4
+    x = centers[labels] + 0.7 * rng.normal(size=(800, 16))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    gallery = (labels < 20) & (np.arange(800) % 2 == 0)
+    sides = {"gallery": x[gallery], "gallery_labels": labels[gallery]}
+    queries, query_labels = x[~gallery], labels[~gallery]
+    by_class = calibrate(queries, query_labels, fpir=0.05, **sides)
+    assert by_class.rates["fpir"].mean == 0.05
+    assert by_class.basis.unknown == np.sum(query_labels >= 20)
+    assert by_class.basis.known == np.sum(query_labels < 20)
+    assert not by_class.basis.left_out
+    named = calibrate(queries, query_labels, fpir=0.05, unknown=query_labels >= 20, **sides)
+    assert named.to_dict() == by_class.to_dict()
+    measured = identification_rates(queries, query_labels, by_class.threshold, **sides)
+    assert {name: rate.mean for name, rate in measured.items()} == {
+        name: rate.mean for name, rate in by_class.rates.items()
+    }
+    alone = calibrate(x[labels >= 20], labels[labels >= 20], fpir=0.05, **sides)
+    assert (sorted(alone.rates), alone.threshold) == (
+        ["fpir"],
+        pytest.approx(by_class.threshold, abs=0.1),
+    )
+    assert "tpir not measured: there are 0 known images" in str(alone)
+    assert f"of {by_class.basis.known} known images of 20 classes" in str(by_class)
+    with pytest.raises(UserError, match="classes that the gallery does not have, the first is 20"):
+        calibrate(queries, query_labels, fpir=0.05, unknown=query_labels >= 21, **sides)
+    with pytest.raises(UserError, match="calls no query unknown"):
+        calibrate(queries, query_labels, fpir=0.05, unknown=query_labels > 99, **sides)
+
+
+def test_a_precision_is_that_of_the_prior():
+    x, labels = images(3, 30, 10)
+    prior = 0.005
+    calibration = calibrate(x, labels, precision=0.8, prior=prior)
+    rates = calibration.rates
+    accepted_same, accepted_other = (
+        prior * rates["tar"].mean,
+        (1 - prior) * rates["far"].mean,
+    )
+    expected = accepted_same / (accepted_same + accepted_other)
+    assert rates["precision"].mean == pytest.approx(expected)
+    assert 0.8 <= rates["precision"].mean < 0.81
+    assert calibration.threshold < calibrate(x, labels, precision=0.8).threshold
+    # The prior of the images themselves changes nothing.
+    own = calibrate(x, labels, far=0.01)
+    same = calibrate(x, labels, far=0.01, prior=own.prior)
+    assert same.rates["precision"].mean == pytest.approx(own.rates["precision"].mean)
+
+
+@pytest.mark.parametrize("text", ["far=0.0.1", "far=", "far", "far=nan", "fnr=0.1", "far=2"])
+def test_a_target_is_one_kind_and_a_share(text):
+    with pytest.raises(UserError, match="a number from 0 to 1"):
+        target_of(text)
+    assert target_of("precision=1e-3") == {"precision": 0.001}
+
+
+def test_a_threshold_moves_with_the_vectors_by_the_same_pairs():
+    x, labels = images(4, 40, 12, dim=12)
+    other = x.astype(np.float64) + 0.05 * np.random.default_rng(1).normal(size=x.shape)
+    before = calibrate(x, labels, far=0.02)
+    moved = before.moved_to(x, other, labels)
+    expected = calibrate(other, labels, far=0.02)
+    assert moved.moved.low < expected.threshold < moved.moved.high
+    assert moved.threshold == pytest.approx(expected.threshold, abs=2e-3)
+    assert moved.threshold > before.threshold + 0.003
+    assert (moved.rates, moved.basis) == (before.rates, before.basis)
+    # All twice as far apart: exactly twice the distance.
+    twice = before.moved_to(x, 2 * x, labels)
+    assert twice.threshold == pytest.approx(2 * before.threshold, rel=1e-3)
+    # What rounding does is no reason to measure.
+    assert before.moved_to(x, x + np.float32(1e-7), labels).threshold == before.threshold
+    few = calibrate(x, labels, fpir=0.01)
+    with pytest.raises(UserError, match="too few to show how other vectors move it"):
+        few.moved_to(x[:48], other[:48], labels[:48])
+
+
+def test_a_stored_threshold_is_of_its_queries_and_says_what_it_was_measured_on():
+    calibration = calibrate(*images(0, 12, 6), fpir=0.1)
+    calibration = calibration.measured_on(gallery="cars", model="sha256:a", queries="texts")
+    document = json.loads(json.dumps({"calibration": calibration.to_dict()}))
+    again = stored_calibration(document, "t.json", "texts")
+    assert again.basis == calibration.basis
+    assert "72 images of 12 classes (cars)" in str(again)
+    with pytest.raises(UserError, match="has the threshold of texts as queries, not of images"):
+        stored_calibration(document, "t.json")
+    assert stored_calibration({"calibration": None}, "t.json") is None
+    with pytest.raises(UserError, match=r"t.json has no threshold"):
+        calibration_in({}, "t.json")
+    with pytest.raises(UserError, match="cannot be used"):
+        stored_calibration({"calibration": {**calibration.to_dict(), "basis": {"images": 3}}}, "t")
+
+
+def test_whole_classes_are_drawn():
+    labels = np.repeat(np.arange(50), 7)
+    drawn = drawn_classes(labels, 30)
+    assert np.unique(labels[drawn], return_counts=True)[1].tolist() == [7] * 5
+    assert drawn_classes(labels, 1000).all()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 1], fpir=0.01), "at least 100 queries"),
+        (lambda: calibrate([[0.0], [1.0], [2.0]], [0, 0, 0], fpir=0.5), "two classes"),
+        (lambda: calibrate([[0.0]] * 4, [0, 0, 1, 1], fpir=0.5), "copy"),
+        (lambda: calibrate([[0.0]], [0], far=0.5, unknown=[True]), "go with fpir="),
+        (lambda: identification_rates([[0.0], [1.0]], [1, 2], np.nan), "threshold"),
+        (
+            lambda: identification_rates([[0.0]], ["a"], 1.0, gallery=[[1.0]], gallery_labels=[1]),
+            "labels",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()

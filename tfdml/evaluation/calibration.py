@@ -1,0 +1,886 @@
+"""Thresholds on distances: chosen, stored, read and applied, with what they were measured on."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdml.arguments import count_of_share, number
+from tfdml.errors import REASON, UserError, check_share, user_errors
+from tfdml.evaluation.intervals import Interval, freedom_of, mean_interval, rate_interval
+from tfdml.evaluation.relevance import ids_or_names, joined_labels
+from tfdml.evaluation.verification import AllPairs
+from tfdml.labels import true_or_false
+from tfdml.retrieval.exact import check_embeddings, neighbor_blocks
+
+_LOGGER = logging.getLogger(__name__)
+#: What a threshold can be calibrated to.
+KINDS = ("fpir", "far", "precision")
+TARGETS = tuple(f"{kind}=" for kind in KINDS)
+# Images whose pairs show by how much other vectors move a threshold.
+_MOST_IMAGES = 4_000
+_FEWEST_PAIRS = 100
+# The largest change of a Euclidean distance that counts as rounding.
+_ROUNDING = 1e-4
+_FEWEST_CLASSES = 8
+#: What can be compared with the images of a gallery.
+QUERIES = ("images", "texts")
+
+
+# Choosing
+
+
+def first_refused(distances: Any, share: float) -> np.float32:
+    """Return the least distance at which more than a share of the distances would be accepted.
+
+    Args:
+        distances: (Q,) float32.
+        share: The share, above 0 and below 1.
+
+    Example:
+        >>> float(first_refused([0.1, 0.2, 0.3, 0.4], 0.5))
+        0.30000001192092896
+    """
+    ordered = np.sort(np.asarray(distances, np.float32))
+    return ordered[min(count_of_share(share, len(ordered)), len(ordered) - 1)]
+
+
+def largest_threshold(distances: Any, fpir: float, distance: str) -> float:
+    """Return the largest threshold within which at most this share of the distances lies.
+
+    Args:
+        distances: (Q,) float32, of queries of unknown classes to what they find.
+        fpir: The share.
+        distance: What the distances are.
+
+    Raises:
+        UserError: `fpir` is not between 0 and 1, below what so few queries can show, or exceeded by
+            exact copies.
+    """
+    check_share(fpir=fpir)
+    distances = np.asarray(distances, np.float32)
+    if count_of_share(fpir, len(distances)) < 1:
+        fewest = count_of_share(1 / fpir, 1, up=True)
+        raise UserError(
+            f"fpir={fpir:g} needs at least {fewest:,} queries of unknown classes, not "
+            f"{len(distances):,}"
+        )
+    refused = first_refused(distances, fpir)
+    if distance != "dot" and refused <= 0:
+        copies = (
+            f"{np.count_nonzero(distances <= 0):,} of {len(distances):,} queries have a copy in "
+            "another class"
+        )
+        raise UserError(f"no threshold reaches fpir={fpir:g}: {copies}; find them with tfdml audit")
+    return float(np.nextafter(refused, np.float32(-np.inf)))
+
+
+class Searches:
+    """What queries of known and of unknown classes find in a gallery.
+
+    Attributes:
+        strangers: (S,) rows of the queries that stand for unknown classes.
+        unknown: (S,) float32 distance of each to the nearest image that is not of its class.
+        known: (K,) rows of the queries whose class the gallery has, in another image than the query
+            itself.
+        nearest: (K,) float32 distance of each to the nearest image.
+        right: (K,) bool, whether that is of the query's class.
+        left_out: Whether strangers are of classes of the gallery, and search it without them.
+        num_images: The number of images of the gallery.
+        num_classes: The number of its classes.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes. None: those whose class the
+            gallery does not have. If there is none, every query stands for a known class and, in a
+            search without its own class, for an unknown one.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+
+    Raises:
+        UserError: Embeddings that `nearest_neighbors` refuses, not one label for each, a known
+            query whose class the gallery does not have, or a stranger without an image of another
+            class in the gallery.
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        own_rows: Any = None,
+        unknown: Any = None,
+        distance: str = "euclidean",
+    ):
+        embeddings = check_embeddings(embeddings)
+        labels = ids_or_names(labels, len(embeddings))
+        if gallery is None:
+            gallery, gallery_labels, own_rows = embeddings, labels, np.arange(len(embeddings))
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        gallery_labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
+        codes = np.unique(joined_labels(gallery_labels, labels), return_inverse=True)[1]
+        classes, self._own = codes[: len(gallery)], codes[len(gallery) :]
+        sizes = np.bincount(classes, minlength=codes.max() + 1)
+        self.num_images = len(gallery)
+        self.num_classes = int(np.count_nonzero(sizes))
+        is_stranger = _strangers(sizes[self._own] > 0, unknown, labels)
+        is_known = sizes[self._own] > (own_rows is not None)
+        if unknown is not None:
+            is_known &= ~is_stranger
+        self.strangers = np.flatnonzero(is_stranger)
+        self.known = np.flatnonzero(is_known)
+        largest = sizes[self._own[self.strangers]].max()
+        self.left_out = bool(largest)
+        if largest == len(gallery):
+            raise UserError("the rates of unknown classes need a gallery of at least two classes")
+
+        def nearest(rows: np.ndarray, **left_out: Any) -> tuple[np.ndarray, np.ndarray]:
+            """Return the class and the distance of the nearest image to each of some queries."""
+            if not len(rows):
+                return np.zeros(0, np.int64), np.zeros(0, np.float32)
+            themselves = None if own_rows is None else np.asarray(own_rows)[rows]
+            blocks = neighbor_blocks(
+                embeddings[rows], gallery, k=1, distance=distance, own_rows=themselves, **left_out
+            )
+            parts = [(near[:, 0], distances[:, 0]) for _, near, distances in blocks]
+            near, distances = map(np.concatenate, zip(*parts, strict=True))
+            return classes[near], distances
+
+        own = self._own[self.strangers]
+        self._found, self.unknown = nearest(
+            self.strangers,
+            ignored=lambda block, rows: classes[rows] == own[block, None],
+            most_ignored=int(largest),
+        )
+        closest, self.nearest = nearest(self.known)
+        self.right = closest == self._own[self.known]
+
+    def basis(self) -> Basis:
+        """Return what a threshold of these searches is measured on."""
+        return Basis(
+            images=self.num_images,
+            classes=self.num_classes,
+            known=len(self.known),
+            known_classes=len(np.unique(self._own[self.known])),
+            unknown=len(self.strangers),
+            unknown_classes=len(np.unique(self._own[self.strangers])),
+            left_out=self.left_out,
+        )
+
+    def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
+        """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
+        of the queries."""
+        from scipy.sparse import coo_array
+
+        own, accepted = self._own[self.strangers], self.unknown <= threshold
+        shape = (max(own.max(), self._found.max()) + 1,) * 2
+        ends = own[accepted], self._found[accepted]
+        counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
+        # Two classes that lie near one another are falsely found by the queries of both.
+        mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
+        rates = {"fpir": _over_classes(accepted, own, mutual, level, new_classes)}
+        if len(self.known):
+            answered = self.right & (self.nearest <= threshold)
+            own = self._own[self.known]
+            rates["tpir"] = _over_classes(answered, own, 0.0, level, new_classes)
+        return rates
+
+
+def _strangers(in_gallery: np.ndarray, unknown: Any, labels: np.ndarray) -> np.ndarray:
+    """Return which queries stand for unknown classes, see `Searches`."""
+    if unknown is None:
+        return np.ones_like(in_gallery) if in_gallery.all() else ~in_gallery
+    chosen = true_or_false(unknown, "unknown", len(labels))
+    if not chosen.any():
+        raise UserError("calls no query unknown: FPIR is the rate of those", unknown=...)
+    astray = labels[~(chosen | in_gallery)]
+    if len(astray):
+        raise UserError(
+            f"{len(astray):,} known queries are of classes that the gallery does not have, the "
+            f"first is {astray.tolist()[0]!r}: call them unknown, or add the class",
+            unknown=...,
+        )
+    return chosen
+
+
+def _over_classes(
+    hits: np.ndarray, classes: np.ndarray, mutual: float, level: float, new_classes: bool
+) -> Interval:
+    """Return the share of hits with its cluster-robust interval."""
+    rate = float(hits.mean())
+    numbers = np.unique(classes, return_inverse=True)[1]
+    parts = np.bincount(numbers, weights=hits - rate) / len(hits)
+    groups = len(parts)
+    variance = float(np.square(parts).sum()) + mutual
+    variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+    return rate_interval(rate, variance, freedom_of(parts), level, groups)
+
+
+def identification_rates(
+    embeddings: Any,
+    labels: Any,
+    threshold: float,
+    *,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    unknown: Any = None,
+    distance: str = "euclidean",
+    level: float = 0.95,
+) -> dict[str, Interval]:
+    """Measures the rates of searches of a gallery at a given threshold, such as that of a
+    `Calibration`.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        threshold: The largest distance of an accepted image.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over the classes of the queries.
+
+    Returns:
+        - `fpir`: false positive identification rate: the share of the queries of unknown classes
+            for which an image lies within the threshold (NIST FRVT 1:N; ISO/IEC 19795-1). Where the
+            gallery has the class of every query, each is searched for without its own class.
+        - `tpir`: true positive identification rate, 1 - FNIR, also called detection and
+            identification rate: the share of the queries of known classes whose nearest image is of
+            the right class and within the threshold. Not where there is none.
+
+    Raises:
+        UserError: As `Searches`.
+
+    Example:
+        >>> gallery, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> rates = tfdml.evaluation.identification_rates(gallery, labels, 1.0)
+        >>> rates["fpir"].mean, rates["tpir"].mean
+        (0.0, 1.0)
+    """
+    check_share(level=level)
+    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    return searches.rates(number("threshold", threshold), level, new_classes=False)
+
+
+def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
+    """Return the argument of `calibrate` that a text names.
+
+    Args:
+        text: One of the kinds, `=` and a number.
+        argument: The argument that has the text, for the message.
+        kinds: Those that are accepted.
+
+    Raises:
+        UserError: It is none, or the number is not between 0 and 1.
+
+    Example:
+        >>> target_of("far=0.001")
+        {'far': 0.001}
+    """
+    kind, _, written = text.partition("=")
+    try:
+        rate = float(written)
+    except ValueError:
+        rate = 0.0
+    if kind not in kinds or not 0 < rate < 1:
+        choices = " or ".join(f"{choice}=" for choice in kinds)
+        example = f"{kinds[0]}=0.001"
+        raise UserError(
+            f"write {choices} and a number from 0 to 1, such as {example}", **{argument: text}
+        )
+    return {kind: rate}
+
+
+def calibrate(
+    embeddings: Any,
+    labels: Any,
+    *,
+    far: float | None = None,
+    precision: float | None = None,
+    fpir: float | None = None,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    unknown: Any = None,
+    distance: str = "euclidean",
+    level: float = 0.95,
+    prior: float | None = None,
+    views: Any = None,
+) -> Calibration:
+    """Chooses the threshold on the distance up to which an image is accepted.
+
+    Use classes that the embedder was not trained on: on training classes the rates come out too
+    good.
+
+    For searches of a gallery, where a query meets all of its images:
+
+    - `fpir`: the largest threshold at which at most this share of the queries of unknown classes is
+      accepted. These are the queries whose class the gallery does not have, or those that `unknown`
+      names. Where the gallery has the classes of all, each query also searches it without its own
+      class. The rate grows with the gallery, whose size is stored.
+
+    For pairs of images, one to one:
+
+    - `far`: the largest threshold whose false accept rate is at most this.
+    - `precision`: the largest threshold at which this share of the accepted pairs is of one class.
+
+    The intervals are those of the rates that this threshold has on as many other classes of the
+    same kind. They hold both the uncertainty of the choice and that of the other classes (twice the
+    variance of these: see `verification`; of searches, the variance over the classes of the
+    queries, and of classes that are found by one another's queries). The probability of "same" is
+    the isotonic regression of "same" on the distance over all pairs (Zadrozny and Elkan, 2002,
+    "Transforming classifier scores into accurate multiclass probability estimates"), in the 2**20
+    bins of `verification`.
+
+    Args:
+        embeddings: (N, d), of held-out classes.
+        labels: (N,) class ids (integers); for `fpir` also names.
+        far: The false accept rate to keep to. Give one of the three.
+        precision: The precision to keep to.
+        fpir: The false positive identification rate to keep to.
+        gallery: For `fpir`: (G, d), which the embeddings search; None: they search one another.
+        gallery_labels: (G,).
+        own_rows: (N,) the row of each query in the gallery, where it is one of its images.
+        unknown: For `fpir`: (N,) bool, which queries stand for unknown classes; None: the gallery's
+            classes tell.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals.
+        prior: The share of pairs of one class among the pairs that will be asked about, for the
+            precision and the probability of "same"; None: that of these images.
+        views: For `far` and `precision`, as `verification`: pairs of an image and a text, not of
+            two images.
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        UserError: Not exactly one of the rates, a rate outside 0 to 1, a rate that these images
+            cannot show or reach, an argument of another rate, or embeddings and labels that
+            `verification` or `Searches` refuses.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, precision=0.9)
+        >>> 0.1 <= calibration.threshold < 4.9, calibration.rates["tar"].mean
+        (True, 1.0)
+        >>> tfdml.evaluation.calibrate(images, labels, fpir=0.25).rates["fpir"].mean
+        0.0
+    """
+    rates = {}
+    for kind, rate in zip(KINDS, (fpir, far, precision), strict=True):
+        if rate is not None:
+            rates[kind] = rate
+    if len(rates) != 1:
+        raise UserError(
+            "give one of fpir=, such as 0.01, far=, such as 0.001, and precision=, such as 0.99"
+        )
+    ((kind, rate),) = rates.items()
+    check_share(**{kind: rate, "prior": 0.5 if prior is None else prior, "level": level})
+    if fpir is not None:
+        if not (prior is views is None):
+            raise UserError("go with far= or precision=", prior=..., views=...)
+        searches = Searches(
+            embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance
+        )
+        threshold = largest_threshold(searches.unknown, fpir, distance)
+        rates_there = searches.rates(threshold, level, new_classes=True)
+        basis = searches.basis()
+        return Calibration(threshold, distance, kind, rate, rates_there, level, basis)
+    if not (gallery is gallery_labels is own_rows is unknown is None):
+        raise UserError("go with fpir=", gallery=..., gallery_labels=..., own_rows=..., unknown=...)
+    return _of_pairs(AllPairs(embeddings, labels, distance, views), kind, rate, level, prior)
+
+
+def _of_pairs(
+    pairs: AllPairs, kind: str, rate: float, level: float, prior: float | None
+) -> Calibration:
+    """Return the threshold of pairs for `far` or `precision`."""
+    if kind == "far":
+        threshold = _of_far(pairs, rate)
+    else:
+        threshold = _of_precision(pairs, rate, prior)
+    (point,) = pairs.operating_points([threshold], level, new_classes=True, prior=prior)
+    same = int(pairs.histogram.positive.sum())
+    different = int(pairs.histogram.negative.sum())
+    basis = Basis(int(pairs.sizes.sum()), len(pairs.sizes), known=same, unknown=different)
+    prior = same / (same + different) if prior is None else prior
+    return Calibration(
+        point.threshold,
+        pairs.distance,
+        kind,
+        rate,
+        {name: getattr(point, name) for name in ("far", "tar", "precision")},
+        level,
+        basis,
+        *_isotonic(pairs, prior),
+        prior,
+    )
+
+
+def _of_far(pairs: AllPairs, far: float) -> float:
+    """Return the largest threshold at which the share of accepted pairs of different classes is at
+    most `far`."""
+    count = int(pairs.histogram.negative.sum())
+    allowed = count_of_share(far, count)
+    if allowed < 1:
+        fewest = count_of_share(1 / far, 1, up=True)
+        raise UserError(
+            f"far={far:g} needs at least {fewest:,} pairs of different classes, not {count:,}"
+        )
+    (threshold,), _ = pairs.thresholds([far])
+    if threshold < 0 and pairs.distance != "dot":
+        copies = (
+            f"more than {allowed:,} of the {count:,} pairs of different classes are at distance 0"
+        )
+        raise UserError(
+            f"far={far:g} cannot be kept to: {copies}; remove the copies, or correct their labels"
+        )
+    return threshold
+
+
+def _of_precision(pairs: AllPairs, precision: float, prior: float | None) -> float:
+    """Return the largest threshold at which this share of the accepted pairs is of one class.
+
+    Args:
+        pairs: The pairs.
+        precision: The share.
+        prior: The share of all pairs that is of one class; None: that of these pairs.
+    """
+    coarse = pairs.curve()
+    weight = pairs.weight_of_different(prior)
+
+    def is_reached(same: np.ndarray, different: np.ndarray) -> np.ndarray:
+        return same >= count_of_share(precision, same + weight * different, up=True)
+
+    bins = np.flatnonzero(pairs.histogram.positive + pairs.histogram.negative)
+    enough = is_reached(coarse.same[bins], coarse.different[bins])
+    last = np.max(np.flatnonzero(enough), initial=-1)
+    # Within the next bin that holds a pair the precision may still be reached.
+    curve = pairs.curve(bins[max(last, 0) : last + 2])
+    holds_a_pair = np.diff(curve.same + curve.different, prepend=0) > 0
+    good = np.flatnonzero(is_reached(curve.same, curve.different) & holds_a_pair)
+    if not len(good):
+        raise UserError(f"no threshold reaches precision={precision:g} on these images")
+    # Up to the next distance, or the end of the bin, no further pair is accepted.
+    return max(
+        pairs.below(np.append(curve.starts, pairs.edges[-1])[good[-1] + 1]),
+        float(curve.ends[good[-1]]),
+    )
+
+
+def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the knots of the probability of "same" by distance, as if the pairs of one class were
+    a share `prior`."""
+    same, different = pairs.histogram.positive, pairs.histogram.negative
+    same, different = same * prior / same.sum(), different * (1 - prior) / different.sum()
+    weights = same + different
+    some = weights > 0
+    edges = pairs.histogram.edges
+    centers = (edges[:-1] + edges[1:])[some] / 2
+    from sklearn.isotonic import IsotonicRegression
+
+    regression = IsotonicRegression(increasing=False)
+    regression.fit(centers, same[some] / weights[some], sample_weight=weights[some])
+    return regression.X_thresholds_, regression.y_thresholds_
+
+
+def drawn_classes(labels: Any, images: int) -> np.ndarray:
+    """Return which images are of classes drawn at random, always the same, with at least so many
+    images; all, where there are fewer.
+
+    Args:
+        labels: (N,) the classes.
+        images: How many images.
+
+    Example:
+        >>> int(drawn_classes([0, 0, 1, 1, 2, 2], 3).sum())
+        4
+    """
+    classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.random.default_rng(0).permutation(len(classes))
+    enough = 1 + np.searchsorted(np.cumsum(counts[order]), images)
+    return np.isin(places, order[:enough])
+
+
+def _pairs_of_different_classes(
+    before: AllPairs, after: AllPairs
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return of each pair of images of different classes both classes, the distance, and that
+    between other vectors of the same images."""
+    parts = []
+    for (rows, columns, distances, counted), (_, _, others, _) in zip(
+        before.tiles(), after.tiles(), strict=True
+    ):
+        first, second = np.broadcast_arrays(before.classes[rows, None], before.classes[columns])
+        chosen = first != second
+        chosen[...] &= True if counted is ... else counted
+        values = (distances * before.scale, others * after.scale)
+        parts.append([array[chosen] for array in (first, second, *values)])
+    first, second, distances, others = map(np.concatenate, zip(*parts, strict=True))
+    return first, second, distances, others
+
+
+def _same_count(accepted: np.ndarray, distances: np.ndarray) -> float:
+    """Return the threshold that accepts as many of the distances as are accepted, halfway to the
+    next."""
+    count = int(accepted.sum())
+    places = [max(count - 1, 0), min(count, len(distances) - 1)]
+    return float(np.partition(distances, places)[places].mean())
+
+
+# Storing, reading and applying
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """What a threshold was measured on.
+
+    Attributes:
+        images: The number of images of the gallery; of pairs, of the images that were paired.
+        classes: The number of their classes.
+        known: The number of queries of classes of the gallery; of pairs, that of pairs of one
+            class.
+        unknown: The number of queries of unknown classes; of pairs, that of pairs of different
+            classes.
+        known_classes: The number of classes of the known queries; 0 for pairs.
+        unknown_classes: The number of classes of the unknown queries; 0 for pairs.
+        left_out: Whether the unknown queries are of classes of the gallery, and each searched it
+            without its own class.
+        gallery: What the images are, such as the address of a gallery; empty where it is not known.
+        queries: `images` or `texts`.
+        model: The fingerprint of the model that embedded them; empty where it is not known.
+    """
+
+    images: int
+    classes: int
+    known: int
+    unknown: int
+    known_classes: int = 0
+    unknown_classes: int = 0
+    left_out: bool = False
+    gallery: str = ""
+    queries: str = "images"
+    model: str = ""
+
+    def __str__(self) -> str:
+        name = f" ({self.gallery})" if self.gallery else ""
+        return f"{self.images:,} images of {self.classes:,} classes{name}"
+
+    def counts(self) -> dict[str, str]:
+        """Return what each rate is a share of, in words."""
+        if not self.unknown_classes:
+            return {
+                "far": f"{self.unknown:,} pairs of different classes",
+                "tar": f"{self.known:,} pairs of one class",
+                "precision": "the accepted pairs",
+            }
+        without = ", each without its own class" if self.left_out else ""
+        return {
+            "fpir": f"{self.unknown:,} unknown {self.queries} of {self.unknown_classes:,} classes"
+            f"{without}",
+            "tpir": f"{self.known:,} known {self.queries} of {self.known_classes:,} classes",
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """A threshold on a distance, chosen on held-out classes, and what to expect of it on other
+    classes.
+
+    Attributes:
+        threshold: The largest distance that is accepted.
+        distance: The distance.
+        kind: What was asked for: `far` or `precision` of pairs of images, or `fpir` of searches of
+            a gallery.
+        rate: The rate that was asked for, such as 0.01.
+        rates: Each rate at the threshold with the interval for as many other classes. Of pairs
+            `far`, `tar` and `precision`, at the prior; of searches `fpir` and, where there are
+            known queries, `tpir`, as `identification_rates`.
+        level: The coverage of the intervals.
+        basis: The gallery, the queries and the model that it was measured on.
+        distances: (K,) distances, ascending, at which `probabilities` stand; none for `fpir`.
+        probabilities: (K,) the probability that a pair at that distance is of one class, not
+            ascending.
+        prior: The share of pairs of one class that precision and probabilities assume.
+        moved: Of a file whose vectors differ from those that were measured: the threshold with the
+            interval of the difference, see `moved_to`. None: the threshold was measured.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> calibration = tfdml.evaluation.calibrate(images, labels, far=0.3)
+        >>> calibration.same([0.05, 6.0])
+        array([ True, False])
+    """
+
+    threshold: float
+    distance: str
+    kind: str
+    rate: float
+    rates: Mapping[str, Interval]
+    level: float
+    basis: Basis
+    distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
+    prior: float | None = None
+    moved: Interval | None = None
+
+    @property
+    def target(self) -> str:
+        """What was asked for, such as `far=0.001`."""
+        return f"{self.kind}={self.rate:g}"
+
+    def __str__(self) -> str:
+        where = "in a gallery of" if self.kind == "fpir" else "between"
+        parts = [
+            f"{self.target}: {self.distance} distance at most {self.threshold:.9g} {where} "
+            f"{self.basis}"
+        ]
+        for name, count in self.basis.counts().items():
+            rate = self.rates.get(name)
+            if rate is None:
+                parts.append(f"{name} not measured: there are {count}")
+            else:
+                parts.append(
+                    f"{name} {100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}] "
+                    f"of {count}"
+                )
+        if self.moved is not None:
+            parts.append(
+                f"moved to the vectors of a file [{self.moved.low:.6g}, {self.moved.high:.6g}]; "
+                "the rates are those of the vectors before"
+            )
+        return "; ".join(parts)
+
+    def same(self, distances: Any) -> np.ndarray:
+        """Return whether pairs at these distances are called the same."""
+        return np.asarray(distances, np.float64) <= self.threshold
+
+    def probability(self, distances: Any) -> np.ndarray:
+        """Return the probability that pairs at these distances are of one class."""
+        return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
+
+    def measured_on(self, **about: str) -> Calibration:
+        """Return this calibration with more of what it was measured on: `gallery`, `queries` and
+        `model` of its `Basis`."""
+        return dataclasses.replace(self, basis=dataclasses.replace(self.basis, **about))
+
+    def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
+        """Return this calibration if it holds for searches of a gallery.
+
+        Where the gallery is larger by half than that of the calibration, a warning says so: more of
+        the queries of unknown classes are then accepted.
+
+        Args:
+            distance: The distance of the search.
+            num_images: The number of images of the gallery; None: unknown.
+
+        Raises:
+            UserError: It is of pairs of images, or of another distance.
+        """
+        if self.kind != "fpir":
+            raise UserError(
+                f"{self.target} is a rate of pairs of images, not of searches: calibrate with "
+                "fpir=0.01"
+            )
+        if self.distance != distance:
+            raise UserError(
+                f"the threshold is of distance={self.distance!r}, the search of {distance!r}"
+            )
+        if num_images is not None and num_images >= 1.5 * self.basis.images:
+            _LOGGER.warning(
+                "the threshold for %s is of a gallery of %s images, and this one has %s: it "
+                "accepts more queries of "
+                "unknown classes; calibrate again",
+                *(self.target, f"{self.basis.images:,}", f"{num_images:,}"),
+            )
+        return self
+
+    def moved_to(self, before: Any, after: Any, labels: Any) -> Calibration:
+        """Return the calibration for other vectors of the same images, such as those of a quantized
+        file.
+
+        The threshold becomes the one at which as many of the same pairs of images of different
+        classes are accepted. Its interval comes from leaving out one class after the other (the
+        jackknife for pairs: Snijders and Borgatti, 1999, "Non-parametric standard errors and tests
+        for network statistics"). The rates stay: they were measured on the vectors before.
+
+        Args:
+            before: (N, d) vectors of images by the model that was measured.
+            after: (N, d) the vectors of the same images that will be compared.
+            labels: (N,) class ids of the images.
+
+        Raises:
+            UserError: Too few pairs are accepted to show the difference, or the images are of too
+                few classes. Vectors that differ by no more than rounding need none: the threshold
+                stays, with an interval as wide as they may move a distance.
+        """
+        before, after = check_embeddings(before), check_embeddings(after)
+        largest = 2 * float(np.linalg.norm(np.float64(after) - before, axis=1).max())
+        if largest <= _ROUNDING and self.distance == "euclidean":
+            ends = self.threshold - largest, self.threshold + largest
+            return dataclasses.replace(self, moved=Interval(self.threshold, *ends, 0.0))
+        rows = np.flatnonzero(drawn_classes(labels, _MOST_IMAGES))
+        codes = np.unique(np.asarray(labels)[rows], return_inverse=True)[1]
+        pairs = [AllPairs(vectors[rows], codes, self.distance) for vectors in (before, after)]
+        first, second, distances, others = _pairs_of_different_classes(*pairs)
+        accepted = distances <= self.threshold
+        count, groups = int(accepted.sum()), int(codes.max()) + 1
+        if count < _FEWEST_PAIRS or groups < _FEWEST_CLASSES:
+            raise UserError(
+                f"{count:,} pairs of different classes among {len(codes):,} images of {groups:,} "
+                f"classes are within it, too few to show how other vectors move it: at least "
+                f"{_FEWEST_PAIRS:,} of {_FEWEST_CLASSES} classes are needed"
+            )
+        # Nothing beyond is reached, whichever class is left out.
+        last = min(3 * count, len(others) - 1)
+        near = accepted | (others <= np.partition(others, last)[last])
+        first, second, accepted, others = first[near], second[near], accepted[near], others[near]
+        threshold = _same_count(accepted, others)
+        without = []
+        for group in range(groups):
+            kept = (first != group) & (second != group)
+            without.append(_same_count(accepted[kept], others[kept]))
+        spread = np.square(np.array(without) - np.mean(without)).sum()
+        variance = (groups - 2) / (2 * groups) * spread
+        moved = mean_interval(threshold, float(variance), groups - 1, self.level)
+        return dataclasses.replace(self, threshold=threshold, moved=moved)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the calibration as plain numbers and lists, for JSON; `from_dict` reads them."""
+        plain = dataclasses.asdict(self)
+        for name in ("distances", "probabilities"):
+            plain[name] = plain[name].tolist()
+        plain["rates"] = {name: list(rate) for name, rate in self.rates.items()}
+        plain["moved"] = self.moved and list(self.moved)
+        return plain
+
+    @classmethod
+    def from_dict(
+        cls, values: Mapping[str, Any], where: str | os.PathLike = "from_dict"
+    ) -> Calibration:
+        """Create the calibration that `to_dict` wrote.
+
+        Args:
+            values: What it wrote.
+            where: The file that holds it, for the message.
+
+        Raises:
+            UserError: A value is missing, unknown or damaged.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        with user_errors(
+            (TypeError, ValueError, AttributeError),
+            f"{where}: the calibration cannot be used: {REASON}",
+        ):
+            if set(values) != names:
+                raise ValueError(
+                    f"a calibration has the values {', '.join(sorted(names))}, not "
+                    f"{', '.join(values)}"
+                )
+            arrays = {
+                name: np.asarray(values[name], float)
+                for name in ("threshold", "distances", "probabilities")
+            }
+            if not all(np.isfinite(array).all() for array in arrays.values()):
+                raise ValueError("its threshold or its curve is damaged")
+            read: dict[str, Any] = {**values, **arrays, "threshold": float(values["threshold"])}
+            read["rates"] = {name: Interval(*rate) for name, rate in values["rates"].items()}
+            read["basis"] = Basis(**values["basis"])
+            read["moved"] = values["moved"] and Interval(*values["moved"])
+            return cls(**read)
+
+
+def stored_calibration(
+    document: Mapping[str, Any], path: str | os.PathLike, queries: str = "images"
+) -> Calibration | None:
+    """Return the calibration that a JSON document holds.
+
+    These are the results of `tfdml evaluate`, the cards of models and of retrievers, each entry of
+    a model card's `artifacts`, and the description of an `Index`.
+
+    Args:
+        document: What the file holds.
+        path: The file, for the message.
+        queries: What is compared with images: `images` or `texts`.
+
+    Returns:
+        The calibration; None where the document has none.
+
+    Raises:
+        UserError: It is damaged, or of other queries.
+    """
+    stored = document.get("calibration")
+    if stored is None:
+        return None
+    calibration = Calibration.from_dict(stored, path)
+    if calibration.basis.queries != queries:
+        raise UserError(
+            f"{path} has the threshold of {calibration.basis.queries} as queries, not of {queries}"
+        )
+    return calibration
+
+
+def calibration_in(
+    document: Mapping[str, Any], path: str | os.PathLike, queries: str = "images"
+) -> Calibration:
+    """Return the calibration that a JSON document must hold, see `stored_calibration`.
+
+    Raises:
+        UserError: As `stored_calibration`, or there is none.
+    """
+    calibration = stored_calibration(document, path, queries)
+    if calibration is None:
+        raise UserError(f"{path} has no threshold: write one with tfdml evaluate and --target")
+    return calibration
+
+
+def choose_calibration(
+    option: str,
+    usual: str,
+    measure: Callable[[dict[str, Any]], Calibration],
+    read: Callable[[str], Mapping[str, Any]],
+    report: Callable[[str], None],
+) -> Calibration | None:
+    """Return the threshold that an option means: `none`, a target, a JSON file, or `auto`.
+
+    Args:
+        option: See `ExportOptions.calibrate`.
+        usual: The target of `auto`, which is none where it cannot be measured.
+        measure: Chooses the threshold for a target, as `calibrate` takes it.
+        read: Reads a JSON file.
+        report: Called with what the threshold is, or why there is none.
+
+    Raises:
+        UserError: It cannot be measured, or the file has none.
+    """
+    if option == "none":
+        return None
+    try:
+        if option == "auto" or option.startswith(TARGETS):
+            with user_errors(UserError, f"the images cannot show the threshold: {REASON}"):
+                calibration = measure(target_of(usual if option == "auto" else option, "calibrate"))
+        else:
+            calibration = calibration_in(read(option), option)
+    except UserError as error:
+        if option != "auto":
+            raise
+        report(f"no threshold: {error}")
+        return None
+    if calibration.distance != "euclidean":
+        raise UserError(
+            f"the threshold is of {calibration.distance} distances, not of Euclidean",
+            calibrate=option,
+        )
+    report(str(calibration))
+    return calibration
