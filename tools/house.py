@@ -46,7 +46,7 @@ OPEN: dict[str, int] = {
     "data": 53,
     "demo": 2,
     "embeddings": 23,
-    "evaluation": 56,
+    "evaluation": 55,
     "export": 28,
     "io": 1,
     "layers": 13,
@@ -72,6 +72,7 @@ GONE: dict[str, str] = {
     "parse_sum": "tfdml.expressions.Terms.parse",
     "load_experiment": "tfdml.training.Experiment.of_run",
     "parse_arguments": "tfdml.expressions.Arguments.parse",
+    "calibration_of_file": "tfdml.evaluation.calibration.stored_calibration",
     "read_cells": "tfdml.io.tables.read_table",
     "check_composed": "tfdml.names.clean",
 }

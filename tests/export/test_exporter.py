@@ -106,14 +106,14 @@ def test_the_card_holds_a_threshold_of_each_format_where_its_vectors_show_one(ve
 
 
 def test_a_file_has_the_threshold_that_its_vectors_move_or_none():
-    """Also of a final model, whose images are of trained classes: nothing is measured on these."""
+    """Also of images of trained classes: no rate is measured on these."""
     rng, lines = np.random.default_rng(2), []
     labels = np.arange(400) // 20
     vectors = rng.normal(size=(20, 8))[labels] + 0.8 * rng.normal(size=(400, 8))
     dataset = ImageDataset("made", "train", VectorImages(vectors.astype("float32")), labels)
     other = vectors + 0.3 * rng.normal(size=vectors.shape)
     elsewhere = rng.normal(size=(30, 8))[np.arange(600) // 20] + 0.8 * rng.normal(size=(600, 8))
-    calibration = calibrate(elsewhere, np.arange(600) // 20, fpir=0.05)
+    calibration = calibrate(elsewhere, np.arange(600) // 20, far=0.02)
     moved = _moved_calibration(calibration, "int8", (vectors, other), dataset, lines.append)
     assert moved.rates == calibration.rates
     assert moved.basis == calibration.basis

@@ -670,10 +670,15 @@ class Calibration:
         """Return the probability that pairs at these distances are of one class."""
         return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
 
-    def measured_on(self, **about: str) -> Calibration:
-        """Return this calibration with more of what it was measured on: `gallery`, `queries` and
-        `model` of its `Basis`."""
-        return dataclasses.replace(self, basis=dataclasses.replace(self.basis, **about))
+    def measured_on(self, gallery: str = "", queries: str = "", model: str = "") -> Calibration:
+        """Return this calibration with more of what it was measured on, see `Basis`."""
+        basis = dataclasses.replace(
+            self.basis,
+            gallery=gallery or self.basis.gallery,
+            queries=queries or self.basis.queries,
+            model=model or self.basis.model,
+        )
+        return dataclasses.replace(self, basis=basis)
 
     def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
         """Return this calibration if it holds for searches of a gallery.

@@ -300,8 +300,9 @@ def _quantile(level: float, freedom: float) -> float:
 def freedom_of(parts: np.ndarray) -> float:
     """Return the degrees of freedom of a variance that is a sum of squares over groups.
 
-    Satterthwaite's, 2 G / (kurtosis - 1): G - 1 at most, and fewer where few groups, such as the
-    classes that hold most errors, make up most of the sum.
+    They follow Satterthwaite (1946), 2 G / kurtosis - 1, as the kurtosis of few groups is estimated
+    too low: G - 1 at most, and fewer where few groups, such as the classes that hold most errors,
+    make up most of the sum.
 
     Args:
         parts: (G,) what each group contributes to the rate, with mean 0.
@@ -310,14 +311,14 @@ def freedom_of(parts: np.ndarray) -> float:
         >>> freedom_of(np.array([1.0, -1.0, 1.0, -1.0]))
         3.0
         >>> round(freedom_of(np.array([9.0] + 9 * [-1.0])), 1)
-        2.8
+        1.5
     """
     squares = np.square(np.asarray(parts, np.float64))
     most = float(len(squares) - 1)
     if not squares.any():
         return most
     kurtosis = len(squares) * float(np.square(squares).sum()) / float(squares.sum()) ** 2
-    return min(most, 2 * len(squares) / max(kurtosis - 1, 1e-9))
+    return min(most, max(1.0, 2 * len(squares) / kurtosis - 1))
 
 
 def rate_interval(
