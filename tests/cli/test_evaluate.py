@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.cli.commands import write_embedder, write_noise
 from tfdml.data import load
 from tfdml.embeddings import load_backend
 from tfdml.evaluation import (
@@ -192,3 +193,63 @@ def test_whitening_of_a_run_and_of_its_export(finished_run, command, tmp_path):
     )
     for name in names:
         assert served[name] == pytest.approx(expected[name], abs=BETWEEN_GRAPHS)
+
+
+def test_a_threshold_of_a_gallery_by_known_queries_and_strangers(commands, tmp_path):
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(30), 20)
+    points = (rng.normal(size=(30, 8))[labels] + 0.6 * rng.normal(size=(600, 8))).astype("float32")
+    names = np.array([f"class {label:02}" for label in labels])
+    sides = {
+        "gallery": (labels < 15) & (np.arange(600) % 2 == 0),
+        "known": (labels < 15) & (np.arange(600) % 2 == 1),
+        "strangers": labels >= 15,
+    }
+    for side, rows in sides.items():
+        np.savez(tmp_path / f"{side}.npz", embeddings=points[rows], labels=names[rows])
+    flags = [f"--{side}={tmp_path / side}.npz" for side in sides]
+    flags += ["--task=classification", "--target=fpir=0.05", f"--json={tmp_path / 't.json'}"]
+    status, said, errors = commands.run("evaluate", *flags)
+    assert status == 0, errors
+    calibration = Calibration.from_dict(
+        json.loads((tmp_path / "t.json").read_text())["calibration"]
+    )
+    queries = np.concatenate([points[sides["strangers"]], points[sides["known"]]])
+    query_names = np.concatenate([names[sides["strangers"]], names[sides["known"]]])
+    gallery = {"gallery": points[sides["gallery"]], "gallery_labels": names[sides["gallery"]]}
+    expected = calibrate(queries, query_names, fpir=0.05, **gallery)
+    assert (calibration.threshold, calibration.rates) == (expected.threshold, expected.rates)
+    assert f"150 images of 15 classes ({tmp_path}/gallery.npz)" in said
+    assert "of 300 unknown images of 15 classes" in said
+    assert "of 150 known images of 15 classes" in said
+
+    without = [flag for flag in flags if "--known" not in flag]
+    assert "tpir not measured" in commands.run("evaluate", *without)[1]
+    for changed, message in (
+        (f"--strangers={tmp_path / 'known.npz'}", "are in the gallery, such as class 00"),
+        (f"--known={tmp_path / 'strangers.npz'}", "that the gallery does not have"),
+        ("--strangers=", "go together"),
+        ("--target=far=0.0.1", "write fpir="),
+        (f"--gallery={tmp_path}", "found no image"),
+    ):
+        status, _, errors = commands.run("evaluate", *flags, changed)
+        assert (status, message in errors) == (2, True), (changed, errors)
+
+
+def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):
+    write_noise(tmp_path / "more", "abcdef", 6)
+    write_embedder(tmp_path / "model.keras")
+    (tmp_path / "model_card.json").write_text(json.dumps({"trained_on": [*"bcdef"]}))
+    flags = [f"--model={tmp_path / 'model.keras'}", "--dataset=folder"]
+    flags += [f"--data_dir={tmp_path / 'more'}", "--dataset_options=test_fraction=0.5"]
+    status, said, errors = commands.run("evaluate", *flags, "--metrics=recall@1")
+    assert status == 0, errors
+    assert "the model was trained on" in said
+    status, _, errors = commands.run(
+        "evaluate", *flags, "--task=classification", "--target=fpir=0.2"
+    )
+    assert (status, "no threshold is chosen on such" in errors) == (2, True), errors
+    status, _, errors = commands.run(
+        "evaluate", *flags, "--task=classification", "--target=fpir=0.2", "--split=train"
+    )
+    assert (status, "--split=test" in errors) == (2, True), errors

@@ -1,4 +1,4 @@
-"""Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
+r"""Measure an embedder: Recall@K, precision, MAP@R, R-precision, mAP, NMI, AMI, pairwise F1.
 
   tfdml evaluate --model=runs/cars_jrd
   tfdml evaluate --model=models/cars --dataset=cars196 --data_dir=/data/cars196 --json=metrics.json
@@ -28,7 +28,16 @@ pairs of images; --json keeps it. --report has the ROC curve.
 --task=classification votes by the nearest images of a gallery: every second image of each class,
 without the last half of the classes, whose images are to be found unknown. With --target=fpir=0.01
 it also chooses the threshold for searches of all stored images, or of the split: at most 1 % of the
-queries of unknown classes are accepted.
+queries of unknown classes are accepted. No threshold is chosen on classes that the model was
+trained on.
+
+  tfdml evaluate --model=models/cars/1/litert/int8.tflite --task=classification \
+      --gallery=catalog --known=visits --strangers=others --target=fpir=0.01 --json=threshold.json
+
+With --gallery, the threshold is that of this gallery: at most 1 % of the images of --strangers find
+anything, and so many of --known find their class. Each is a folder of class folders, or stored
+embeddings; the gallery may be a retriever, which embeds the others. Name the file that will embed
+queries as --model, as the vectors of a quantized file differ.
 
 With a model of images and texts, --task=retrieval measures texts that search the images and images
 that search the texts, verification pairs of an image and a text, and classification images by
@@ -43,18 +52,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from absl import logging
 
-from tfdml.cli.command_line import Command, Flags
-from tfdml.cli.model_flags import DataFlags, data_choice, load_source
+from tfdml.cli.command_line import Command, Flags, load_tensorflow
+from tfdml.cli.model_flags import DataChoice, DataFlags, data_choice, kind_of_gallery, load_source
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
-from tfdml.io.files import printable, require_writable, write_json
+from tfdml.io.files import printable, read_json, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
 from tfdml.run_folder import FLAGS_FILE
@@ -116,6 +126,17 @@ class EvaluateFlags(DataFlags):
         help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
         "with classification.",
     )
+    gallery: str = option(
+        "",
+        requires="task=classification and target",
+        help="What is searched, in place of a split: images, stored embeddings or a retriever.",
+    )
+    known: str = option(
+        "", requires="gallery", help="Further images of the gallery's classes, or embeddings."
+    )
+    strangers: str = option(
+        "", requires="gallery", help="Images of none of the gallery's classes, or embeddings."
+    )
     neighbors: int = option(
         5, at_least=1, requires="task=classification", help="How many images vote."
     )
@@ -160,8 +181,10 @@ def evaluate(flags: EvaluateFlags) -> None:
     """Evaluate as the flags say."""
     from tfdml.retrieval import is_gallery
 
-    if bool(flags.model) == bool(flags.compare):
+    if bool(flags.model) == bool(flags.compare) and not flags.gallery:
         raise UserError("is missing, or --compare in its place", model=...)
+    if bool(flags.gallery) != bool(flags.strangers):
+        raise UserError("--gallery and --strangers go together: FPIR is the rate of strangers")
     if is_gallery(flags.model):
         raise UserError(
             "--model is the address of a gallery in a database, and no model: see tfdml search "
@@ -170,7 +193,12 @@ def evaluate(flags: EvaluateFlags) -> None:
     for name in ("json", "report"):
         if path := getattr(flags, name):
             require_writable(path, name)
-    result = _compared(flags.compare) if flags.compare else _measured(flags)
+    if flags.compare:
+        result = _compared(flags.compare)
+    elif flags.gallery:
+        result = _calibrated(flags)
+    else:
+        result = _measured(flags)
     if flags.json:
         write_json(flags.json, result)
     for path in filter(None, (flags.json, flags.report)):
@@ -213,6 +241,151 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
             {"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds}
         )
     return {"first": folders[0], "differences": differences}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """Images or stored embeddings, by the names of their classes.
+
+    Args:
+        embeddings: (N, d).
+        classes: (N,) names.
+        model: The fingerprint of what embedded them; empty where it is not known.
+    """
+
+    embeddings: np.ndarray
+    classes: np.ndarray
+    model: str
+
+    @classmethod
+    def read(cls, name: str, flags: EvaluateFlags, source: Callable[[], EmbeddingBackend]) -> _Side:
+        """Read what a flag names, and print what it is.
+
+        Args:
+            name: The flag.
+            flags: The flags.
+            source: Loads what embeds images.
+
+        Raises:
+            UserError: It is a database, it has no classes, or an image is bad.
+        """
+        from tfdml.embeddings.files import class_of_each, read_embeddings
+
+        path = os.path.expanduser(getattr(flags, name))
+        kind = kind_of_gallery(path)
+        if kind == "retriever" and name == "gallery":
+            side = cls._of_retriever(path)
+        elif kind == "embeddings":
+            stored = read_embeddings(path)
+            if stored.classes is None:
+                raise UserError("has no classes: add the class of each embedding", **{name: path})
+            side = cls(stored.embeddings, stored.classes.astype(str), stored.model)
+        elif kind == "images":
+            images = DataChoice("folder", path, {}, flags.bad_images).load("all")
+            classes = class_of_each(images.labels, images.class_names).astype(str)
+            vectors = source().embed(images, flags.batch_size)
+            side = cls(vectors, classes, source().fingerprint())
+        else:
+            raise UserError(
+                f"is a {kind}: name the images or the embeddings that it was made from",
+                **{name: getattr(flags, name)},
+            )
+        count = f"{len(side.classes):,} images of {len(set(side.classes)):,} classes"
+        print(f"{name} {printable(getattr(flags, name))}: {count}")
+        return side
+
+    @classmethod
+    def _of_retriever(cls, path: str) -> _Side:
+        import numpy as np
+
+        from tfdml.export.retriever import Retriever
+
+        load_tensorflow()
+        items = Retriever.load(path).gallery()
+        return cls(items.embeddings, np.array(items.classes), items.model)
+
+
+def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
+    """Print the threshold for searches of a gallery by known queries and strangers, and return it
+    for JSON."""
+    import numpy as np
+
+    from tfdml import evaluation
+    from tfdml.embeddings.backends import load_backend
+    from tfdml.embeddings.files import check_same_model
+
+    target = evaluation.target_of(flags.target, kinds=("fpir",))
+
+    @functools.cache
+    def source() -> EmbeddingBackend:
+        if flags.model:
+            return load_source(flags)
+        if kind_of_gallery(flags.gallery) != "retriever":
+            raise UserError("is missing: it embeds the images", model=...)
+        return load_backend(os.path.expanduser(flags.gallery))
+
+    names = ["gallery", "strangers"] + (["known"] if flags.known else [])
+    sides = {name: _Side.read(name, flags, source) for name in names}
+    gallery = sides.pop("gallery")
+    for name, side in sides.items():
+        check_same_model(gallery.model, side.model, f"--gallery and --{name}")
+    shared = np.intersect1d(sides["strangers"].classes, gallery.classes)
+    if len(shared):
+        raise UserError(
+            f"{len(shared):,} of its classes are in the gallery, such as {shared[0]}: name images "
+            "of other classes",
+            strangers=flags.strangers,
+        )
+    _report_trained(flags.model, sides)
+    queries = np.concatenate([side.embeddings for side in sides.values()])
+    labels = np.concatenate([side.classes for side in sides.values()])
+    is_stranger = np.zeros(len(labels), bool)
+    is_stranger[: len(sides["strangers"].classes)] = True
+    calibration = evaluation.calibrate(
+        queries,
+        labels,
+        gallery=gallery.embeddings,
+        gallery_labels=gallery.classes,
+        unknown=is_stranger,
+        distance=flags.distance,
+        **target,
+    )
+    model = gallery.model or sides["strangers"].model
+    calibration = calibration.measured_on(gallery=flags.gallery, model=model)
+    print(calibration)
+    return {
+        "task": flags.task,
+        **{name: getattr(flags, name) for name in ("model", "gallery", "known", "strangers")},
+        "distance": flags.distance,
+        "calibration": calibration.to_dict(),
+    }
+
+
+def _report_trained(model: str, sides: Mapping[str, _Side]) -> None:
+    """Print which queries have the names of classes that an exported model was trained on.
+
+    Raises:
+        UserError: Strangers have.
+    """
+    trained = trained_names(model)
+    for name, side in sides.items():
+        shared = sorted(trained.intersection(side.classes))
+        if not shared:
+            continue
+        text = f"{len(shared):,} of the classes were trained on by name, such as {shared[0]}"
+        if name == "strangers":
+            raise UserError(f"{text}: the rate would come out too good", strangers=...)
+        print(f"{name}: {text}: tpir may come out too good")
+
+
+def trained_names(model: str) -> set[str]:
+    """Return the names of the classes that an exported model was trained on, by its card; of other
+    models none."""
+    from tfdml.embeddings.model_card import card_of, served_version
+
+    path = Path(model).expanduser()
+    card = card_of(served_version(path) or path) if model else None
+    return set(read_json(card).get("trained_on") or []) if card else set()
 
 
 class _Split:
@@ -272,6 +445,24 @@ class _Split:
         """The model."""
         return load_source(self.flags)
 
+    @property
+    def model(self) -> str:
+        """The fingerprint of the model; empty where it is not known."""
+        return self.source.fingerprint() if self.stored is None else self.stored.model
+
+    def trained_classes(self) -> int:
+        """Return how many of the classes the model was trained on, as far as its run or its card
+        tell."""
+        if self.selection is None or self.flags.split == "train":
+            return 0
+        model = self.flags.model
+        if (Path(model) / "flags.txt").is_file():
+            experiment = Experiment.of_run(model)
+            of_all = experiment.final_of and experiment.data_name == self.selection.name
+            return len(self.images.classes) if of_all else 0
+        names = {self.images.class_names.get(label, str(label)) for label in self.images.classes}
+        return len(names & trained_names(model))
+
     @functools.cached_property
     def embeddings(self) -> np.ndarray:
         """(N, d) those of the images."""
@@ -323,6 +514,14 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
     size += f", {len(split.items.texts):,} texts" if split.items else ""
     print(f"{printable(flags.model)} on {split.name}{part}: {size}")
+    if trained := split.trained_classes():
+        print(f"  the model was trained on {trained:,} of these classes: it does better on them")
+        if target:
+            raise UserError(
+                f"{trained:,} of the classes were trained on, and no threshold is chosen on such: "
+                "name other images, by --dataset or by --gallery, --known and --strangers",
+                target=flags.target,
+            )
     result = {
         "model": flags.model,
         "dataset": split.name,
@@ -333,7 +532,13 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     measures, searched = _MEASURES[flags.task](split)
     if target:
         calibration = evaluation.calibrate(**searched, distance=flags.distance, **target)
-        print(f"  {calibration}")
+        which = "all stored images" if "own_rows" in searched else flags.split
+        calibration = calibration.measured_on(
+            gallery=f"{split.name}, {which}",
+            queries="texts" if split.items else "images",
+            model=split.model,
+        )
+        print(f"  threshold: {calibration}")
         measures["calibration"] = calibration.to_dict()
     if flags.report:
         shown = "auc|intervals|tar@" if flags.task == "verification" else ""
@@ -500,9 +705,9 @@ def _classification(split: _Split) -> _Measures:
         classifier, embeddings[~in_gallery], labels[~in_gallery]
     )
     print(
-        f"  a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} classes; "
-        f"{result['num_known']:,} "
-        f"queries of these, {result['num_unknown']:,} of other classes"
+        f"  votes in a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} "
+        f"classes, every second image of half of the classes; {result['num_known']:,} queries of "
+        f"these, {result['num_unknown']:,} of other classes"
     )
     _print_metrics({name: value for name, value in result.items() if isinstance(value, float)})
     searched: dict[str, Any] = {"embeddings": embeddings, "labels": labels}
@@ -532,7 +737,7 @@ def _zero_shot(split: _Split) -> _Measures:
     _print_metrics(result)
     labels, text_labels = split.items.connected()
     searched = {"gallery": split.embeddings, "gallery_labels": labels}
-    return {**result, "queries": "texts"}, {
+    return result, {
         "embeddings": split.texts,
         "labels": text_labels,
         **searched,
