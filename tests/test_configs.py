@@ -42,7 +42,7 @@ def characters():
 HONEST = [
     path
     for path in CONFIGS
-    if path.parent.name == "small" or path.stem in ("quickstart", "cars_jrd_small")
+    if path.parent.name == "small" or path.stem == "quickstart"
 ]
 
 

@@ -21,7 +21,11 @@ def _anchors(page):
     }
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+LINKING = [*PAGES, ROOT / "CHANGELOG.md", *NOTEBOOKS]
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page):
     for path, anchor in _LINK.findall(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
         target = (page.parent / path).resolve() if path else page
@@ -47,9 +51,6 @@ def test_every_public_package_has_a_page_of_its_reference():
         )
     }
     assert packages == {page.stem for page in (DOCS / "api").glob("*.md")} - {"index"}
-
-
-NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 def run_notebook(path):

@@ -1,7 +1,7 @@
 r"""Train an image embedder and measure it on classes never seen in training.
 
   tfdml train --flagfile=configs/quickstart.flags --run_dir=runs/quickstart
-  tfdml train --flagfile=configs/cars_jrd_small.flags --data_dir=/data/cars196 \
+  tfdml train --flagfile=configs/small/cars_jrd.flags --data_dir=/data/cars196 \
       --weights=mnv2_035.weights.h5 \
               --run_dir=runs/cars_jrd
   tfdml train --dataset=folder --data_dir=photos --backbone=resnet50 --weights=imagenet \
