@@ -39,11 +39,7 @@ def characters():
     return data.load("glyphs", images_per_class=10, size=SIZE).contiguous()
 
 
-HONEST = [
-    path
-    for path in CONFIGS
-    if path.parent.name == "small" or path.stem == "quickstart"
-]
+HONEST = [path for path in CONFIGS if path.parent.name == "small" or path.stem == "quickstart"]
 
 
 def test_flag_files_take_nothing_from_a_recipe_and_small_runs_hold_classes_out():

@@ -84,6 +84,10 @@ def write_lists(folder):
             "path,split,label",
             *(f"{path},{split},{name}" for path, split, name in rows),
         ],
+        "captions.csv": [
+            "path,split,text",
+            *(f"{path},{split},{path} shows {name}" for path, split, name in rows),
+        ],
         "market.csv": [
             "path,role,label,group",
             *(f"{p},{r},{n},{p.stem}" for (p, _, n), r in zip(rows, roles, strict=True)),

@@ -162,8 +162,10 @@ class Table:
             UserError: A cell is no whole number from `low` to `high`; the message names its row.
 
         Example:
-            >>> read_words("cub200", "data/CUB_200_2011/classes.txt", ("id", "name")).integers("id",
-            ...     1, 200)[-2:]
+            >>> from tfdml.names import CLASS, ID
+            >>> kinds = {"id": ID, "name": CLASS}
+            >>> classes = read_words("cub200", "data/CUB_200_2011/classes.txt", kinds)
+            >>> classes.integers("id", 1, 200)[-2:]
             array([199, 200])
         """
 
@@ -244,6 +246,7 @@ def read_words(
             columns or is no text, or there is no row.
 
     Example:
+        >>> from tfdml.names import CLASS, ID
         >>> kinds = {"id": ID, "name": CLASS}
         >>> classes = read_words("cub200", "data/CUB_200_2011/classes.txt", kinds)
         >>> classes.columns["id"][-1], classes.place(199)
@@ -295,6 +298,7 @@ def read_table(
             one that is known, columns differ in length, or a name is none.
 
     Example:
+        >>> from tfdml.names import PATH
         >>> read_table("list", "photos/list.csv", {"path": Column(PATH)}).columns["path"][0]
         'bus/0.jpg'
     """
@@ -695,6 +699,7 @@ def is_list(kind: pa.DataType) -> bool:
     """Whether a column of Arrow has lists, of whichever kind.
 
     Example:
+        >>> import pyarrow as pa
         >>> is_list(pa.large_list(pa.float32()))
         True
     """
@@ -708,6 +713,7 @@ def is_numeric(kind: pa.DataType) -> bool:
     """Whether a column of Arrow has integers, floats or flags.
 
     Example:
+        >>> import pyarrow as pa
         >>> is_numeric(pa.float16())
         True
     """
