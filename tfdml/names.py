@@ -184,7 +184,9 @@ def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> None:
         changes["written in several ways: each is taken for one"] = [
             name for name, count in spellings.items() if count > 1
         ]
-    words = [str(item) for item, name in name_of.items() if _is_missing(item, name)]
+    words: list[str] = []
+    if kind.missing != "kept":
+        words = [str(item) for item, name in name_of.items() if _is_missing(item, name)]
     if kind.missing == "noted":
         changes['words for "missing": they are kept as names'] = words
         changes["numbers that others are, too, in another spelling: they are kept apart"] = (

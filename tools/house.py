@@ -43,7 +43,7 @@ OPEN: dict[str, int] = {
     "backbones": 4,
     "cli": 30,
     "cluster": 3,
-    "data": 53,
+    "data": 52,
     "demo": 2,
     "embeddings": 23,
     "evaluation": 55,

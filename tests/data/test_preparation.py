@@ -19,6 +19,7 @@ from tfdml.data.decoding import format_of
 from tfdml.data.preparation import Download, check_images, download, fetch, unpack
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import UserError
+from tfdml.evaluation.views import ViewItems
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -218,3 +219,54 @@ def test_bad_images_end_it_or_are_left_out(tmp_path):
         prepare({"train": dataset}, tmp_path / "out", bad_images="skip")
     with pytest.raises(UserError, match="4 of 4 images are bad"):
         prepare({"train": dataset.take(range(3, 7))}, tmp_path / "none", bad_images="skip")
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_an_image_with_several_texts_is_copied_once_with_all_of_them(labeled, tmp_path):
+    files = [picture(number) for number in range(4)]
+    rows = ["path,text,split" + ",label" * labeled]
+    for number in (0, 1, 0, 2, 3, 0, 2):
+        split = "train" if number < 2 else "test"
+        rows.append(f"{number}.jpg,text {len(rows)},{split}" + ",bus" * labeled)
+        (tmp_path / f"{number}.jpg").write_bytes(files[number])
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    splits = {}
+    copies = {}
+    for split in ("train", "test"):
+        splits[split] = load("list", tmp_path / "list.csv", split)
+    counts = []
+    prepare(splits, tmp_path / "out", progress=lambda *count: counts.append(count))
+    assert counts[-1] == (4, 4, 0)
+    for split in splits:
+        copies[split] = load("list", tmp_path / "out" / "images.csv", split)
+        original, copy = ViewItems.of(splits[split]), ViewItems.of(copies[split])
+        assert copies[split].texts.tolist() == splits[split].texts.tolist()
+        assert len(copy.rows) == len(original.rows) == 2
+        for labels, expected in zip(copy.connected(), original.connected(), strict=True):
+            np.testing.assert_array_equal(labels, expected)
+    assert sum(path.is_file() for path in (tmp_path / "out").rglob("*.jpg")) == 4
+    assert contents(copies["train"].images, [0, 1, 2]) == [files[0], files[1], files[0]]
+
+
+def test_bad_images_with_several_texts_count_once(tmp_path):
+    (tmp_path / "a.jpg").write_bytes(b"text")
+    (tmp_path / "b.jpg").write_bytes(picture(1))
+    rows = ["path,text,label,split"]
+    rows += [f"{name}.jpg,{number},x,train" for number, name in enumerate("babaa")]
+    (tmp_path / "list.csv").write_text("\n".join(rows))
+    dataset = load("list", tmp_path / "list.csv")
+    (fault,) = check_images({"train": dataset})["train"]
+    assert fault.index == 1
+    with pytest.raises(UserError, match="1 of 2 images are bad"):
+        prepare({"train": dataset}, tmp_path / "out")
+
+
+def test_a_class_that_no_folder_can_be_named_by_is_refused_before_images_are_read(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(preparation, "converted_images", None)
+    for name in ("x" * 256, "\u00e9" * 128):
+        dataset = made(_held(images_of_kinds(2)), [0, 1], {0: "bus", 1: name})
+        with pytest.raises(UserError, match=r"class .*\.\.\. would have a name of 256 bytes"):
+            prepare({"train": dataset}, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []

@@ -344,3 +344,27 @@ def test_images_that_a_file_says_to_drop_are_left_out_and_recorded(tmp_path):
     path.write_text("image,action\nnone.jpg,drop\n")
     with pytest.raises(UserError, match=r"none\.jpg"):
         load_splits(dataclasses.replace(few, drop=str(path)), seed=0)
+
+
+def test_vectors_of_texts_are_paired_by_name_or_refused(tmp_path):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(12, 5)).astype(np.float32)
+    names = np.array([f"{row}.jpg" for row in range(12)])
+    order = rng.permutation(12)
+    path = tmp_path / "texts.npz"
+
+    def tokens(image_names, **columns):
+        np.savez(path, embeddings=vectors[order], **columns)
+        named = {} if image_names is None else {"names": image_names}
+        splits = vector_splits(stored(tmp_path, **named), texts=str(path))
+        return np.concatenate([splits["train"].tokens, splits["test"].tokens])
+
+    np.testing.assert_array_equal(tokens(names, names=names[order]), vectors)
+    for image_names, columns in ((names, {}), (None, {"names": names[order]}), (None, {})):
+        np.testing.assert_array_equal(tokens(image_names, **columns), vectors[order])
+    # Repeated names have an order alone.
+    repeated = np.repeat(names[:6], 2)
+    np.testing.assert_array_equal(tokens(repeated, names=repeated), vectors[order])
+    for text_names in (repeated[order], np.char.add("x", names)):
+        with pytest.raises(UserError, match=r"texts\.npz names .* paired by the name of their ima"):
+            tokens(names, names=text_names)

@@ -287,8 +287,11 @@ class ImageDataset:
             UserError: There are neither.
         """
         self._require_texts()
-        rows: Any = self.tokens if self.texts is None else self.texts.astype(str)
-        return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        if self.tokens is not None and self.texts is None:
+            numbers = np.unique(self.tokens, axis=0, return_inverse=True)[1]
+        else:
+            numbers = np.unique(self.texts, return_inverse=True)[1]
+        return numbers.reshape(-1).astype(np.int64)
 
     def _require_texts(self) -> None:
         if self.texts is None and self.tokens is None:

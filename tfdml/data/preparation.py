@@ -5,6 +5,7 @@ import collections
 import csv
 import dataclasses
 import functools
+import itertools
 import os
 import posixpath
 import re
@@ -34,10 +35,13 @@ from tfdml.errors import (
     user_errors,
 )
 from tfdml.io import files
+from tfdml.names import CLASS, clean, quoted
 
 LIST = "images.csv"
 _JPEG_QUALITY = 95
 _NAMED_IN_MESSAGES = 5
+# Bytes of a folder's name, on the usual file systems.
+_LONGEST_NAME = 255
 _ATTEMPTS, _TIMEOUT, _BLOCK = 3, 60.0, 2**16  # of a download; seconds without a byte; bytes
 
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
@@ -259,7 +263,7 @@ def check_images(
     faults, turned = _examine_all(
         splits, lambda data, _: decode_whole(data).shape, max_pixels, progress
     )
-    warn_of_turned(turned, sum(map(len, splits.values())))
+    warn_of_turned(turned, _count_images(splits))
     return faults
 
 
@@ -276,7 +280,8 @@ def prepare(
 
     An image whose shorter side is longer than `shrink` becomes a JPEG of quality 95. So does an
     image that XMP or a text of a PNG turns, upright. The others are copied byte for byte. They lie
-    in `OUT/SPLIT/CLASS/`. The list has the classes, splits, roles, super-labels, groups and texts.
+    in `OUT/SPLIT/CLASS/`, each once. The list has the classes, splits, roles, super-labels, groups
+    and texts.
 
     The folder is written atomically: nothing is left of a call that fails.
 
@@ -294,8 +299,8 @@ def prepare(
 
     Raises:
         UserError: Images are bad and `bad_images` is `"error"`, or none is left; the folder holds
-            files or cannot be written; the data set has pairs, label sets or levels, or two classes
-            of one name.
+            files or cannot be written; the data set has pairs, label sets or levels, two classes of
+            one name, or one whose name is too long for a folder.
 
     Example:
         >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
@@ -316,7 +321,8 @@ def prepare(
                 f"{dataset.name}: a copy holds one class of each image, no pairs, label sets or "
                 "levels"
             )
-        if len({name.strip() for name in dataset.class_names.values()}) < len(dataset.class_names):
+        names = clean(dataset.class_names.values(), CLASS, f"{dataset.name}: classes")
+        if len(set(names)) < len(names):
             raise UserError(
                 f"{dataset.name}: classes of a copy go by name, and some have the same: rename them"
             )
@@ -325,11 +331,12 @@ def prepare(
                 "%s: its benchmark's protocol is not copied; measure with the original",
                 dataset.name,
             )
+    folders = {split: _folder_names(dataset) for split, dataset in splits.items()}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         files.sweep(out.parent)
         with files.partial_folder(out.parent) as hidden:
-            faults = _write(splits, hidden, shrink, max_pixels, progress)
+            faults = _write(splits, folders, hidden, shrink, max_pixels, progress)
             if any(faults.values()) and bad_images == "error":
                 raise UserError(
                     f"{bad_images_in_words(splits, faults)}: mend or remove them, or pass "
@@ -348,10 +355,8 @@ def bad_images_in_words(splits: Mapping[str, ImageDataset], faults: Faults) -> s
         >>> bad_images_in_words({}, {})
         'none of the 0 images is bad'
     """
-    bad, total = (
-        [fault for found in faults.values() for fault in found],
-        sum(map(len, splits.values())),
-    )
+    bad = list(itertools.chain.from_iterable(faults.values()))
+    total = _count_images(splits)
     if not bad:
         return f"none of the {total:,} images is bad"
     # A reason without its details.
@@ -367,7 +372,7 @@ def _examine_all(
     convert: Callable[[tf.Tensor, int], Any],
     max_pixels: int,
     progress: Progress,
-    keep: Callable[[str, int, Any], None] = lambda *_: None,
+    keep: Callable[[str, list[int], Any], None] = lambda *_: None,
 ) -> tuple[dict[str, list[ImageError]], list[str]]:
     """Decode every image; return the bad ones, and the names of those whose orientation Pillow
     finds and the decoder does not.
@@ -377,21 +382,26 @@ def _examine_all(
         convert: From an image's bytes, which it decodes, and that orientation to what `keep` gets.
         max_pixels: See `check_images`.
         progress: Called after each image.
-        keep: Called with the split, the place and the converted bytes of each good image, in their
+        keep: Called with the split, the rows and the converted bytes of each good image, in their
             order.
     """
 
     faults: dict[str, list[ImageError]] = {split: [] for split in splits}
     turned: list[str] = []
-    total, done = sum(map(len, splits.values())), 0
+    total = _count_images(splits)
+    done = 0
     for split, dataset in splits.items():
-        outcomes = converted_images(dataset.images, convert, max_pixels)
-        for index, (converted, fault, turn) in enumerate(outcomes):
-            name = dataset.images.name(index)
+        rows_of_images = _rows_of_images(dataset)
+        images = dataset.images
+        if len(rows_of_images) < len(dataset):
+            images = dataset.take([rows[0] for rows in rows_of_images]).images
+        outcomes = converted_images(images, convert, max_pixels)
+        for rows, (converted, fault, turn) in zip(rows_of_images, outcomes, strict=True):
+            name = dataset.images.name(rows[0])
             if fault:
-                faults[split].append(ImageError(index, name, fault))
+                faults[split].append(ImageError(rows[0], name, fault))
             else:
-                keep(split, index, converted)
+                keep(split, rows, converted)
             if turn > 1:
                 turned.append(name)
             done += 1
@@ -399,39 +409,48 @@ def _examine_all(
     return faults, turned
 
 
+def _rows_of_images(dataset: ImageDataset) -> list[list[int]]:
+    """Return the rows of each image, of which one with several texts has several."""
+    if dataset.texts is None:
+        return [[row] for row in range(len(dataset))]
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(dataset.names):
+        rows.setdefault(name, []).append(row)
+    return list(rows.values())
+
+
+def _count_images(splits: Mapping[str, ImageDataset]) -> int:
+    return sum(len(_rows_of_images(dataset)) for dataset in splits.values())
+
+
 def _write(
     splits: Mapping[str, ImageDataset],
+    folders: Mapping[str, Mapping[int, str]],
     folder: Path,
     shrink: int,
     max_pixels: int,
     progress: Progress,
 ) -> dict[str, list[ImageError]]:
     """Write the images and the list; return the bad images."""
-    rows: list[dict[str, object]] = []
-    folders = {split: _folder_names(dataset.class_names) for split, dataset in splits.items()}
+    listed: dict[str, dict[int, dict[str, object]]] = {split: {} for split in splits}
 
-    def write(split: str, index: int, converted: tf.Tensor) -> None:
-        dataset, data = splits[split], converted.numpy()
-        label, kind = int(dataset.labels[index]), format_of(data)
+    def write(split: str, rows: list[int], converted: tf.Tensor) -> None:
+        dataset = splits[split]
+        data = converted.numpy()
+        kind = format_of(data)
         assert kind is not None
-        path = f"{split}/{folders[split][label]}/{index:07d}{kind.extensions[0]}"
+        class_folder = folders[split][int(dataset.labels[rows[0]])]
+        path = f"{split}/{class_folder}/{rows[0]:07d}{kind.extensions[0]}"
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(data)
-        columns = {"super_label": dataset.super_labels, "group": dataset.groups}
-        row = {"path": path, "label": dataset.class_names[label], "split": split}
-        if dataset.is_query is not None:
-            row["role"] = "query" if dataset.is_query[index] else "gallery"
-        if dataset.texts is not None:
-            row["text"] = dataset.texts[index]
-        rows.append(
-            row
-            | {name: int(column[index]) for name, column in columns.items() if column is not None}
-        )
+        for row in rows:
+            listed[split][row] = {"path": path, "split": split, **_columns_of(dataset, row)}
 
     convert = _converter(shrink or DECODER_LIMIT)
     faults, turned = _examine_all(splits, convert, max_pixels, progress, write)
     if turned:
         logging.info("%d images are written upright, as XMP or a text states them", len(turned))
+    rows = [of_split[row] for of_split in listed.values() for row in sorted(of_split)]
     if not rows:
         raise UserError(f"{bad_images_in_words(splits, faults)}: none is left")
     header = [name for name in COLUMNS if any(name in row for row in rows)]
@@ -442,18 +461,40 @@ def _write(
     return faults
 
 
-def _folder_names(class_names: Mapping[int, str]) -> dict[int, str]:
+def _columns_of(dataset: ImageDataset, row: int) -> dict[str, object]:
+    """Return what a list says of a row, but for its path and split."""
+    columns: dict[str, object] = {"label": dataset.class_names[int(dataset.labels[row])]}
+    if dataset.is_query is not None:
+        columns["role"] = "query" if dataset.is_query[row] else "gallery"
+    if dataset.texts is not None:
+        columns["text"] = dataset.texts[row]
+    for name, ids in (("super_label", dataset.super_labels), ("group", dataset.groups)):
+        if ids is not None:
+            columns[name] = int(ids[row])
+    return columns
+
+
+def _folder_names(dataset: ImageDataset) -> dict[int, str]:
     """Return a name for the folder of each class, without what file systems refuse; no two are the
-    same."""
-    plain = {
-        label: re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ") or "_"
-        for label, name in class_names.items()
-    }
+    same.
+
+    Raises:
+        UserError: One is too long for a file system.
+    """
+    plain = {}
+    for label, name in dataset.class_names.items():
+        plain[label] = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ") or "_"
     count = collections.Counter(map(str.lower, plain.values()))
-    return {
-        label: name if count[name.lower()] == 1 else f"{name} {label}"
-        for label, name in plain.items()
-    }
+    for label, name in plain.items():
+        if count[name.lower()] > 1:
+            plain[label] = f"{name} {label}"
+        size = len(plain[label].encode())
+        if size > _LONGEST_NAME:
+            raise UserError(
+                f"{dataset.name}: the folder of the class {quoted(name)} would have a name of "
+                f"{size} bytes, and at most {_LONGEST_NAME} are possible: name the class shorter"
+            )
+    return plain
 
 
 @functools.lru_cache(maxsize=2)

@@ -225,6 +225,11 @@ class StoredEmbeddings(ImageTable):
         """The fingerprint of the model that embedded them; empty where it is not known."""
         return str(self.manifest.get("model", {}).get("fingerprint", ""))
 
+    @property
+    def has_names(self) -> bool:
+        """Whether the images have names, and not only their numbers."""
+        return self.names != tuple(map(str, range(len(self))))
+
     def split(self, name: str) -> StoredEmbeddings:
         """Return the rows of one split; a run of rows in one piece stays memory-mapped.
 

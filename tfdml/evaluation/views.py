@@ -58,7 +58,7 @@ class ViewItems:
         """
         dataset = dataset.with_class_names()
         rows, labels = [], []
-        for column in (np.asarray(dataset.names, str), dataset.text_numbers):
+        for column in (np.array(dataset.names, object), dataset.text_numbers):
             _, first, item = np.unique(column, return_index=True, return_inverse=True)
             pairs = np.unique(np.stack([item, dataset.labels], axis=1), axis=0)
             rows.append(first)

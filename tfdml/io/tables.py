@@ -656,12 +656,13 @@ class _ParquetFiles:
             if leaf.physical_type == "BYTE_ARRAY"
         ]
         with open_parquet(self._paths[part], read_dictionary=texts) as file:
-            for batch in file.iter_batches(_BATCH_ROWS, columns=[key]):
-                column = batch.column(0)
-                if is_numeric(column.type) and not column.null_count:
-                    yield column.to_numpy(zero_copy_only=False)
-                else:
-                    yield _cells_of(column, shared)
+            # Not by batches: each would repeat the texts of those before it.
+            for group in range(file.num_row_groups):
+                for column in file.read_row_group(group, columns=[key]).column(0).chunks:
+                    if is_numeric(column.type) and not column.null_count:
+                        yield column.to_numpy(zero_copy_only=False)
+                    else:
+                        yield _cells_of(column, shared)
 
 
 def _as_list(block: Any) -> list:

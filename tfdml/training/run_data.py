@@ -33,7 +33,7 @@ from tfdml.io.files import plain_path
 from tfdml.io.tables import Table
 from tfdml.labels import require_classes
 from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
-from tfdml.names import composed
+from tfdml.names import composed, quoted
 from tfdml.training.choices import (
     Augmentation,
     ClassBalanced,
@@ -223,7 +223,8 @@ def vector_splits(
             None, for a trained head: all are test images, one split may be missing, and vectors
             without labels are each of an own class.
         pairs: A file with pairs of the names, see `read_pairs`; there need be no labels then.
-        texts: A file with the vector of each image's text, in the same order.
+        texts: A file with the vector of each image's text: by the name of the image where both
+            files have names, or else in the same order.
 
     Raises:
         UserError: There are no labels, a vector is not finite, a split would be empty, or there is
@@ -239,12 +240,7 @@ def vector_splits(
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
     names = stored.names
-    tokens = read_embeddings(os.path.expanduser(texts)).embeddings if texts else None
-    if tokens is not None and len(tokens) != len(stored):
-        raise UserError(
-            f"{texts} has {len(tokens):,} vectors of texts, and features={path} {len(stored):,} of "
-            "images"
-        )
+    tokens = _text_vectors(os.path.expanduser(texts), stored) if texts else None
     labels, roles, given, protocol = stored.labels, stored.roles, None, None
     if pairs:
         table = Table("features", path, {"path": list(names)})
@@ -287,6 +283,28 @@ def vector_splits(
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
         warn_shared_classes("features", path, shared.tolist())
     return splits
+
+
+def _text_vectors(path: str, stored: StoredEmbeddings) -> np.ndarray:
+    """Return the vector of each image's text, (N, d)."""
+    texts = read_embeddings(path)
+    if len(texts) != len(stored):
+        raise UserError(
+            f"{path} has {len(texts):,} vectors of texts, and features={stored.source} "
+            f"{len(stored):,} of images"
+        )
+    names = list(map(composed, stored.names))
+    text_names = list(map(composed, texts.names))
+    if not (stored.has_names and texts.has_names) or names == text_names:
+        return texts.embeddings
+    row_of = {name: row for row, name in enumerate(text_names)}
+    if len(row_of) < len(text_names) or row_of.keys() != set(names):
+        raise UserError(
+            f"{path} names {quoted(text_names[0])} first, and features={stored.source} "
+            f"{quoted(names[0])}: vectors of texts are paired by the name of their image; give "
+            "both files the same names, each once, or neither file names"
+        )
+    return texts.embeddings[[row_of[name] for name in names]]
 
 
 def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
