@@ -46,7 +46,7 @@ OPEN: dict[str, int] = {
     "data": 52,
     "demo": 2,
     "embeddings": 23,
-    "evaluation": 55,
+    "evaluation": 54,
     "export": 28,
     "io": 1,
     "layers": 13,
@@ -54,7 +54,7 @@ OPEN: dict[str, int] = {
     "mining": 6,
     "models": 36,
     "objectives": 9,
-    "report": 23,
+    "report": 20,
     "retrieval": 18,
     "training": 88,
 }

@@ -16,7 +16,7 @@ from tfdml.evaluation import (
     target_of,
     verification,
 )
-from tfdml.evaluation.calibration import calibration_in, drawn_classes, stored_calibration
+from tfdml.evaluation.calibration import calibration_in, images_of_drawn_classes, stored_calibration
 
 
 def images(seed, num_classes, per_class, dim=8, spread=0.5):
@@ -255,9 +255,9 @@ def test_a_stored_threshold_is_of_its_queries_and_says_what_it_was_measured_on()
 
 def test_whole_classes_are_drawn():
     labels = np.repeat(np.arange(50), 7)
-    drawn = drawn_classes(labels, 30)
+    drawn = images_of_drawn_classes(labels, 30)
     assert np.unique(labels[drawn], return_counts=True)[1].tolist() == [7] * 5
-    assert drawn_classes(labels, 1000).all()
+    assert images_of_drawn_classes(labels, 1000).all()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,9 @@ comparisons."""
 
 from tfdml.evaluation.calibration import Basis as Basis
 from tfdml.evaluation.calibration import Calibration as Calibration
+from tfdml.evaluation.calibration import Identification as Identification
 from tfdml.evaluation.calibration import calibrate as calibrate
+from tfdml.evaluation.calibration import identification as identification
 from tfdml.evaluation.calibration import identification_rates as identification_rates
 from tfdml.evaluation.calibration import target_of as target_of
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier

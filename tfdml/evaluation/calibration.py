@@ -14,7 +14,7 @@ from tfdml.arguments import count_of_share, number
 from tfdml.errors import REASON, UserError, check_share, user_errors
 from tfdml.evaluation.intervals import Interval, freedom_of, mean_interval, rate_interval
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
-from tfdml.evaluation.verification import AllPairs
+from tfdml.evaluation.verification import AllPairs, PairHistogram
 from tfdml.labels import true_or_false
 from tfdml.retrieval.exact import check_embeddings, neighbor_blocks
 
@@ -28,8 +28,8 @@ _FEWEST_PAIRS = 100
 # The largest change of a Euclidean distance that counts as rounding.
 _ROUNDING = 1e-4
 _FEWEST_CLASSES = 8
-#: What can be compared with the images of a gallery.
-QUERIES = ("images", "texts")
+#: The false positive identification rates of which `identification` reports the true ones.
+FPIRS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
 
 
 # Choosing
@@ -124,11 +124,13 @@ class Searches:
         embeddings = check_embeddings(embeddings)
         labels = ids_or_names(labels, len(embeddings))
         if gallery is None:
-            gallery, gallery_labels, own_rows = embeddings, labels, np.arange(len(embeddings))
+            gallery, gallery_labels = embeddings, labels
+            own_rows = np.arange(len(embeddings))
         gallery = check_embeddings(gallery, "gallery embeddings")
         gallery_labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
         codes = np.unique(joined_labels(gallery_labels, labels), return_inverse=True)[1]
-        classes, self._own = codes[: len(gallery)], codes[len(gallery) :]
+        classes = codes[: len(gallery)]
+        self._own = codes[len(gallery) :]
         sizes = np.bincount(classes, minlength=codes.max() + 1)
         self.num_images = len(gallery)
         self.num_classes = int(np.count_nonzero(sizes))
@@ -271,6 +273,92 @@ def identification_rates(
     check_share(level=level)
     searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
     return searches.rates(number("threshold", threshold), level, new_classes=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identification:
+    """How well a threshold tells queries of known classes from those of unknown ones.
+
+    Attributes:
+        distance: The distance.
+        basis: What was searched, and by what.
+        points: By false positive identification rate that was asked for, the largest threshold and
+            its rates, `fpir` and `tpir`.
+        curve: Three arrays `fpir`, `tpir` and `threshold` for drawing.
+        counts: Known queries (as `positive`) and unknown ones by their distance to what they find.
+    """
+
+    distance: str
+    basis: Basis
+    points: Mapping[float, tuple[float, Mapping[str, Interval]]]
+    curve: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    counts: PairHistogram = dataclasses.field(repr=False)
+
+
+def identification(
+    embeddings: Any,
+    labels: Any,
+    *,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    unknown: Any = None,
+    distance: str = "euclidean",
+    level: float = 0.95,
+) -> Identification:
+    """Measures searches of a gallery by queries of known and of unknown classes, at all thresholds.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over the classes of the queries.
+
+    Raises:
+        UserError: As `Searches`, or no query is of a known class.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.2]], [3, 3, 8, 8]
+        >>> found = tfdml.evaluation.identification(images, labels)
+        >>> found.basis.known, found.curve["tpir"].tolist()
+        (4, [1.0, 1.0, 1.0, 1.0])
+    """
+    check_share(level=level)
+    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    if not len(searches.known):
+        raise UserError("no query is of a class of the gallery")
+    strangers = np.sort(searches.unknown)
+    below = np.nextafter(strangers, np.float32(-np.inf))
+    answered = np.sort(searches.nearest[searches.right])
+    points = {}
+    for fpir in FPIRS:
+        if not count_of_share(fpir, len(strangers)):
+            continue
+        threshold = float(np.nextafter(first_refused(strangers, fpir), np.float32(-np.inf)))
+        points[fpir] = threshold, searches.rates(threshold, level, new_classes=False)
+    accepted = np.searchsorted(strangers, below, side="right")
+    right = np.searchsorted(answered, below, side="right")
+    curve = {
+        "fpir": accepted / len(strangers),
+        "tpir": right / len(searches.known),
+        "threshold": below.astype(np.float64),
+    }
+    counts = _histogram(searches.nearest, strangers)
+    return Identification(distance, searches.basis(), points, curve, counts)
+
+
+def _histogram(known: np.ndarray, unknown: np.ndarray) -> PairHistogram:
+    """Return the distances of known and of unknown queries in 256 equal bins."""
+    least = min(known.min(), unknown.min())
+    largest = np.nextafter(max(known.max(), unknown.max()), np.float32(np.inf))
+    edges = np.linspace(least, largest, 257)
+    near, _ = np.histogram(known, edges)
+    far, _ = np.histogram(unknown, edges)
+    return PairHistogram(edges, near, far, float(known.mean()), float(unknown.mean()))
 
 
 def target_of(text: str, argument: str = "target", kinds: Sequence[str] = KINDS) -> dict[str, Any]:
@@ -495,7 +583,7 @@ def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
     return regression.X_thresholds_, regression.y_thresholds_
 
 
-def drawn_classes(labels: Any, images: int) -> np.ndarray:
+def images_of_drawn_classes(labels: Any, images: int) -> np.ndarray:
     """Return which images are of classes drawn at random, always the same, with at least so many
     images; all, where there are fewer.
 
@@ -504,7 +592,7 @@ def drawn_classes(labels: Any, images: int) -> np.ndarray:
         images: How many images.
 
     Example:
-        >>> int(drawn_classes([0, 0, 1, 1, 2, 2], 3).sum())
+        >>> int(images_of_drawn_classes([0, 0, 1, 1, 2, 2], 3).sum())
         4
     """
     classes, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
@@ -735,7 +823,7 @@ class Calibration:
         if largest <= _ROUNDING and self.distance == "euclidean":
             ends = self.threshold - largest, self.threshold + largest
             return dataclasses.replace(self, moved=Interval(self.threshold, *ends, 0.0))
-        rows = np.flatnonzero(drawn_classes(labels, _MOST_IMAGES))
+        rows = np.flatnonzero(images_of_drawn_classes(labels, _MOST_IMAGES))
         codes = np.unique(np.asarray(labels)[rows], return_inverse=True)[1]
         pairs = [AllPairs(vectors[rows], codes, self.distance) for vectors in (before, after)]
         first, second, distances, others = _pairs_of_different_classes(*pairs)

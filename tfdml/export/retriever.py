@@ -25,7 +25,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.evaluation.calibration import (
     choose_calibration,
-    drawn_classes,
+    images_of_drawn_classes,
     stored_calibration,
 )
 from tfdml.evaluation.classification import warn_of_indistinct
@@ -470,7 +470,7 @@ def _calibration(
     def measure(target: dict[str, Any]) -> Calibration:
         asked = (names != "") & ~np.isin(names, about.get("trained_on") or [])
         rows = np.flatnonzero(asked)
-        rows = rows[drawn_classes(names[rows], _MOST_QUERIES)]
+        rows = rows[images_of_drawn_classes(names[rows], _MOST_QUERIES)]
         sides: dict[str, Any] = {
             "gallery": gallery.embeddings,
             "gallery_labels": names,

@@ -15,6 +15,8 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
+from tfdml.evaluation.calibration import Identification
+from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import OperatingPoint, PairHistogram, Verification
 from tfdml.report.runs import Run
@@ -198,21 +200,27 @@ def objective_figures(run: Run) -> dict[str, Markup]:
     return {name: figure for name, figure in drawn.items() if figure}
 
 
-def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) -> Markup:
-    """Draw two histograms of distances over one axis, each in percent of its own pairs, and the
+#: What the two histograms of distances are of, and the unit.
+PAIRS = ("one class, d⁺", "different classes, d⁻", "% of pairs")
+QUERIES = ("known queries", "unknown queries", "% of queries")
+
+
+def histogram_figure(
+    histogram: PairHistogram,
+    distance: str,
+    threshold: float,
+    names: tuple[str, str, str] = PAIRS,
+) -> Markup:
+    """Draw two histograms of distances over one axis, each in percent of its own, and the
     threshold."""
     shown = histogram.rebinned(_BINS)
+    near, far, unit = names
 
     def plot(figure: Figure) -> None:
-        axes = _axes(figure, f"{distance} distance", "% of pairs")
-        for counts, name, look in (
-            (
-                shown.negative,
-                "different classes, d⁻",
-                {"fc": "none", "ec": color("s1"), "hatch": "///"},
-            ),
-            (shown.positive, "one class, d⁺", {"fc": (color("s0"), 0.38), "ec": color("s0")}),
-        ):
+        axes = _axes(figure, f"{distance} distance", unit)
+        hatched = {"fc": "none", "ec": color("s1"), "hatch": "///"}
+        filled = {"fc": (color("s0"), 0.38), "ec": color("s0")}
+        for counts, name, look in ((shown.negative, far, hatched), (shown.positive, near, filled)):
             axes.stairs(
                 100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look
             )
@@ -221,39 +229,62 @@ def histogram_figure(histogram: PairHistogram, distance: str, threshold: float) 
         )
         figure.legend(loc="outside lower left", ncols=2)
 
-    means = f"Mean of d+ {histogram.mean_positive:.3g}, mean of d- {histogram.mean_negative:.3g}"
-    return draw(plot, f"Histogram of pair distances. {means}, threshold {threshold:.3g}")
+    means = f"mean of {near} {histogram.mean_positive:.3g}, of {far} {histogram.mean_negative:.3g}"
+    return draw(plot, f"Histogram of distances: {means}, threshold {threshold:.3g}")
+
+
+def _rates_figure(
+    rates: tuple[np.ndarray, np.ndarray],
+    names: tuple[str, str],
+    least: float,
+    chosen: tuple[float, float, float],
+    others: Mapping[float, Interval],
+) -> Markup:
+    """Draw one rate by another, along a logarithmic axis, with the chosen threshold.
+
+    Args:
+        rates: (K,) the rate along the axis, and the other.
+        names: What they are called.
+        least: Where the axis begins.
+        chosen: Both rates at the threshold, and the threshold.
+        others: The second rate at some values of the first, for those who do not see the figure.
+    """
+    x, y, threshold = chosen
+
+    def plot(figure: Figure) -> None:
+        axes = _axes(figure, names[0], f"{names[1]}, %")
+        shown = rates[0] > 0
+        line = rates[0][shown], 100 * rates[1][shown]
+        axes.plot(*line, color=color("s0"), drawstyle="steps-post", clip_on=False)
+        axes.set(xscale="log", xlim=(max(least, 1e-7), 1), ylim=(0, 100))
+        axes.xaxis.set_major_formatter("{x:g}")
+        if x:
+            at = x, 100 * y
+            axes.plot(*at, "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
+            text = f"threshold {threshold:.3g}"
+            axes.annotate(text, at, (-10, 6), "data", "offset points", ha="right")
+
+    values = [f"{100 * rate.mean:.1f} % at {value:g}" for value, rate in others.items()]
+    return draw(plot, f"{names[1]} by {names[0]}: {'; '.join(values)}")
 
 
 def roc_figure(measured: Verification, chosen: OperatingPoint) -> Markup:
-    """Draw the true accept rate by the false accept rate, along a logarithmic axis, with the chosen
-    threshold."""
+    """Draw the true accept rate by the false accept rate, with the chosen threshold."""
+    rates = measured.roc["far"], measured.roc["tar"]
+    point = chosen.far.mean, chosen.tar.mean, chosen.threshold
+    others = {far: other.tar for far, other in measured.points.items()}
+    names = "false accept rate", "true accept rate"
+    return _rates_figure(rates, names, 1 / measured.num_different, point, others)
 
-    def plot(figure: Figure) -> None:
-        axes, shown = (
-            _axes(figure, "false accept rate", "true accept rate, %"),
-            measured.roc["far"] > 0,
-        )
-        far, tar = measured.roc["far"][shown], 100 * measured.roc["tar"][shown]
-        axes.plot(far, tar, color=color("s0"), drawstyle="steps-post", clip_on=False)
-        axes.set(xscale="log", xlim=(max(1 / measured.num_different, 1e-7), 1), ylim=(0, 100))
-        axes.xaxis.set_major_formatter("{x:g}")
-        if chosen.far.mean:
-            at = chosen.far.mean, 100 * chosen.tar.mean
-            axes.plot(*at, "o", ms=9, mec=color("s0"), mfc=color("card"), mew=2.5, clip_on=False)
-            axes.annotate(
-                f"threshold {chosen.threshold:.3g}",
-                at,
-                (-10, 6),
-                "data",
-                "offset points",
-                ha="right",
-            )
 
-    points = "; ".join(
-        f"{100 * point.tar.mean:.1f} % at {far:g}" for far, point in measured.points.items()
-    )
-    return draw(plot, f"ROC curve: true accept rate by false accept rate. {points}")
+def identification_figure(
+    measured: Identification, rates: Mapping[str, Interval], threshold: float
+) -> Markup:
+    """Draw the true positive identification rate by the false one, with the chosen threshold."""
+    curve = measured.curve["fpir"], measured.curve["tpir"]
+    point = rates["fpir"].mean, rates["tpir"].mean, threshold
+    others = {fpir: at["tpir"] for fpir, (_, at) in measured.points.items()}
+    return _rates_figure(curve, ("FPIR", "TPIR"), 1 / measured.basis.unknown, point, others)
 
 
 # The map

@@ -26,8 +26,12 @@ from markupsafe import Markup
 
 from tfdml.audit import Audit
 from tfdml.errors import UserError
-from tfdml.evaluation.calibration import calibrate, identification_rates
-from tfdml.evaluation.intervals import Interval
+from tfdml.evaluation.calibration import (
+    Calibration,
+    calibrate,
+    identification,
+    identification_rates,
+)
 from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import is_remote, printable, write_whole
@@ -267,7 +271,7 @@ def thresholds(
     held_out: tuple[Any, Any] | None = None,
     target: Mapping[str, float] = TARGET,
 ) -> dict[str, Any] | None:
-    """Return the threshold, the rates at it and at others, the ROC curve and both histograms.
+    """Return the threshold, the rates at it and at others, their curve and both histograms.
 
     Args:
         embeddings: (N, d) all images.
@@ -279,9 +283,12 @@ def thresholds(
             many images, or `far` or `precision` of pairs.
 
     Returns:
-        None where there are not both pairs of one class and pairs of different classes.
+        Those of searches for `fpir`, else those of pairs. None where there are not both pairs of
+        one class and pairs of different classes.
     """
-    labels, shown, halved = dataset.labels, np.ones(len(dataset), bool), held_out is None
+    labels = dataset.labels
+    shown = np.ones(len(dataset), bool)
+    halved = held_out is None
     if held_out is None:
         half = np.isin(labels, drawn_classes(labels)[::2])
         held_out, shown = (embeddings[half], labels[half]), ~half
@@ -297,22 +304,48 @@ def thresholds(
     points, labels = embeddings[rows], labels[rows]
     if not 1 < len(np.unique(labels)) < len(labels):
         return None
+    values: dict[str, Any] = {
+        "calibration": calibration,
+        "halved": halved,
+        "classes": len(np.unique(labels)),
+        "sampled": len(rows) < shown.sum(),
+    }
+    if calibration is not None and "fpir" in target:
+        return values | _of_searches(points, labels, distance, calibration.threshold)
+    return values | _of_pairs(points, labels, distance, calibration)
+
+
+def _of_searches(
+    points: np.ndarray, labels: np.ndarray, distance: str, threshold: float
+) -> dict[str, Any]:
+    """Return what `thresholds` returns of searches."""
+    searches = identification(points, labels, distance=distance)
+    rates = identification_rates(points, labels, threshold, distance=distance)
+    return {
+        "searches": searches,
+        "threshold": threshold,
+        "rates": rates,
+        "curve": figures.identification_figure(searches, rates, threshold),
+        "histogram": figures.histogram_figure(
+            searches.counts, distance, threshold, figures.QUERIES
+        ),
+    }
+
+
+def _of_pairs(
+    points: np.ndarray, labels: np.ndarray, distance: str, calibration: Calibration | None
+) -> dict[str, Any]:
+    """Return what `thresholds` returns of pairs; without a calibration at the equal error rate."""
     measured = verification(points, labels, distance=distance)
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
     accepted = accepted_rates(points, labels, threshold, distance=distance)
-    rates: Mapping[str, Interval] = {
-        name: getattr(accepted, name) for name in ("far", "tar", "precision")
-    }
-    if "fpir" in target:
-        rates = identification_rates(points, labels, threshold, distance=distance)
+    rates = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
     return {
+        "searches": None,
         "measured": measured,
-        "calibration": calibration,
-        "halved": halved,
         "threshold": threshold,
         "rates": rates,
-        "sampled": len(rows) < shown.sum(),
-        "roc": figures.roc_figure(measured, accepted),
+        "curve": figures.roc_figure(measured, accepted),
         "histogram": figures.histogram_figure(measured.counts, distance, threshold),
     }
 
