@@ -54,7 +54,7 @@ OPEN: dict[str, int] = {
     "mining": 6,
     "models": 36,
     "objectives": 9,
-    "report": 20,
+    "report": 1,
     "retrieval": 18,
     "training": 88,
 }

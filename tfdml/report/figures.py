@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import io
+import itertools
 import pathlib
 import re
 import warnings
@@ -111,53 +112,57 @@ def curves(
         log_x: Whether equal steps along the axis are equal ratios of x.
         points: The name of a curve that is drawn as single points.
     """
-    shown = {
-        name: (style % STYLES, line) for style, (name, line) in enumerate(lines.items()) if line
-    }
+    styles = {name: style % STYLES for style, name in enumerate(lines)}
+    shown = {name: line for name, line in lines.items() if line}
     if not shown:
         return Markup()
 
     def plot(figure: Figure) -> None:
         axes = _axes(figure, x_label, y_label)
-        for name, (style, line) in shown.items():
-            look: dict[str, Any] = {
-                "color": color(f"s{style}"),
-                "ls": "" if name == points else _DASHES[style],
-            }
-            if len(line) <= _MARKED_POINTS:
-                look["marker"] = MARKS[style]
-            axes.plot(list(line), list(line.values()), label=name[:50], clip_on=False, **look)
-        if all(y >= 0 for _, line in shown.values() for y in line.values()):
+        for name, line in shown.items():
+            _plot_line(axes, name, line, styles[name], is_solitary=name == points)
+        if min(min(line.values()) for line in shown.values()) >= 0:
             axes.set_ylim(bottom=0)
         axes.locator_params(axis="x", integer=True)
         if log_x:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter("{x:g}")
         if len(shown) > 1:
-            figure.legend(
-                loc="outside lower left", ncols=1 if max(len(name) for name in shown) > 26 else 2
-            )
+            longest = max(len(name) for name in shown)
+            figure.legend(loc="outside lower left", ncols=1 if longest > 26 else 2)
 
-    highest = ((name, line, max(line, key=lambda x: line[x])) for name, (_, line) in shown.items())
-    described = (
-        f"{name}: highest {line[x]:.4g} at {x_label} {x:g}, last {line[max(line)]:.4g}"
-        for name, line, x in highest
-    )
-    return draw(
-        plot,
-        f"{title}. {'; '.join(described)}",
-        (_SIZE[0], _SIZE[1] + 20 * (-(-len(shown) // 2) - 1)),
-    )
+    described = []
+    for name, line in shown.items():
+        described.append(f"{name}: {_ends_in_words(line, x_label)}")
+    rows_of_legend = -(-len(shown) // 2)
+    size = (_SIZE[0], _SIZE[1] + 20 * (rows_of_legend - 1))
+    return draw(plot, f"{title}. {'; '.join(described)}", size)
+
+
+def _ends_in_words(line: Mapping[float, float], x_label: str) -> str:
+    highest = max(line, key=lambda x: line[x])
+    last = line[max(line)]
+    return f"highest {line[highest]:.4g} at {x_label} {highest:g}, last {last:.4g}"
+
+
+def _plot_line(
+    axes: Axes, name: str, line: Mapping[float, float], style: int, is_solitary: bool
+) -> None:
+    """Draw y by x as a line in its style, with marks where there are few points; or the marks
+    alone."""
+    dashes = "" if is_solitary else _DASHES[style]
+    mark = MARKS[style] if len(line) <= _MARKED_POINTS else None
+    look: dict[str, Any] = {"color": color(f"s{style}"), "ls": dashes, "marker": mark}
+    axes.plot(list(line), list(line.values()), label=name[:50], clip_on=False, **look)
 
 
 def _points(records: Records, along: str, key: str, factor: float = 1) -> dict[float, float]:
-    return {
-        float(record[along]): factor * float(record[key])
-        for record in records
-        if record.get(along) is not None
-        and record.get(key) is not None
-        and np.isfinite(record[key])
-    }
+    points = {}
+    for record in records:
+        x, y = record.get(along), record.get(key)
+        if x is not None and y is not None and np.isfinite(y):
+            points[float(x)] = factor * float(y)
+    return points
 
 
 def recall_figure(recall: np.ndarray, before: Mapping[str, float]) -> Markup:
@@ -168,13 +173,13 @@ def recall_figure(recall: np.ndarray, before: Mapping[str, float]) -> Markup:
         before: Metrics before training, of which only some Recall@K were measured, drawn as single
             points.
     """
-    points = {
-        int(key[7:]): 100 * y for key, y in before.items() if re.fullmatch(r"recall@\d+", key)
-    }
-    lines: dict[str, Mapping[float, float]] = {
-        "after training": {k: 100 * y for k, y in enumerate(recall.tolist(), 1)}
-    }
-    lines["before training"] = {k: y for k, y in sorted(points.items()) if k <= len(recall)}
+    points = {}
+    for key, value in before.items():
+        is_recall = re.fullmatch(r"recall@(\d+)", key)
+        if is_recall and int(is_recall[1]) <= len(recall):
+            points[float(is_recall[1])] = 100 * value
+    after = {float(k): 100 * value for k, value in enumerate(recall.tolist(), 1)}
+    lines = {"after training": after, "before training": dict(sorted(points.items()))}
     return curves("Recall@K", lines, "K", "Recall@K, %", log_x=True, points="before training")
 
 
@@ -190,13 +195,11 @@ def objective_figures(run: Run) -> dict[str, Markup]:
     """Draw each value that the training has reported by epoch: of the objectives, and what they
     report besides."""
     records = run.records("train")
-    names = dict.fromkeys(
-        key for record in records for key in record if key not in ("epoch", "loss")
-    )
-    drawn = {
-        name: curves(name, {name: _points(records, "epoch", name)}, "epoch", "in training batches")
-        for name in names
-    }
+    drawn = {}
+    for name in dict.fromkeys(itertools.chain.from_iterable(records)):
+        if name not in ("epoch", "loss"):
+            line = _points(records, "epoch", name)
+            drawn[name] = curves(name, {name: line}, "epoch", "in training batches")
     return {name: figure for name, figure in drawn.items() if figure}
 
 
@@ -218,15 +221,14 @@ def histogram_figure(
 
     def plot(figure: Figure) -> None:
         axes = _axes(figure, f"{distance} distance", unit)
-        hatched = {"fc": "none", "ec": color("s1"), "hatch": "///"}
-        filled = {"fc": (color("s0"), 0.38), "ec": color("s0")}
-        for counts, name, look in ((shown.negative, far, hatched), (shown.positive, near, filled)):
-            axes.stairs(
-                100 * counts / counts.sum(), shown.edges, fill=True, lw=1.5, label=name, **look
-            )
-        axes.axvline(
-            threshold, color=color("ink"), ls="--", lw=2, label=f"threshold {threshold:.3g}"
-        )
+        striped: dict[str, Any] = {"fc": "none", "ec": color("s1"), "hatch": "///"}
+        shaded: dict[str, Any] = {"fc": (color("s0"), 0.38), "ec": color("s0")}
+        negative = 100 * shown.negative / shown.negative.sum()
+        positive = 100 * shown.positive / shown.positive.sum()
+        axes.stairs(negative, shown.edges, fill=True, lw=1.5, label=far, **striped)
+        axes.stairs(positive, shown.edges, fill=True, lw=1.5, label=near, **shaded)
+        label = f"threshold {threshold:.3g}"
+        axes.axvline(threshold, color=color("ink"), ls="--", lw=2, label=label)
         figure.legend(loc="outside lower left", ncols=2)
 
     means = f"mean of {near} {histogram.mean_positive:.3g}, of {far} {histogram.mean_negative:.3g}"

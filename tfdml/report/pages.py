@@ -11,6 +11,7 @@ import functools
 import importlib.resources
 import inspect
 import io
+import itertools
 import math
 import numbers
 import os
@@ -103,11 +104,9 @@ def class_of(dataset: Any, index: int) -> str:
 
 def _number(value: Any, form: str = ",.0f", factor: float = 1) -> str:
     """Return a number in print; a dash where there is none."""
-    return (
-        "–"
-        if not isinstance(value, numbers.Real) or math.isnan(value)
-        else f"{factor * float(value):{form}}"
-    )
+    if not isinstance(value, numbers.Real) or math.isnan(value):
+        return "–"
+    return f"{factor * float(value):{form}}"
 
 
 def thumbnail(image: np.ndarray, size: int) -> str:
@@ -225,9 +224,8 @@ def _images(
     run: Run, dataset: ImageDataset, embeddings: np.ndarray, distance: str, num_queries: int
 ) -> dict[str, Any]:
     """Return what the report shows of the images: what queries find, the map, and confusions."""
-    queries, gallery = (
-        (dataset, dataset) if dataset.is_query is None else (dataset.queries, dataset.gallery)
-    )
+    queries = dataset if dataset.is_query is None else dataset.queries
+    gallery = dataset if dataset.is_query is None else dataset.gallery
     protocol = dataset_protocol(embeddings, dataset)
     ranked = rank_queries(**protocol, distance=distance)
     values: dict[str, Any] = {
@@ -235,33 +233,35 @@ def _images(
         "queries": queries,
         "gallery": gallery,
         "ranked": ranked,
+        "examples": (),
+        "pairs": (),
     }
-    values |= dict.fromkeys(("examples", "pairs"), ())
     if ranked is not None and ranked.answerable.any():
         pairs = confusions(ranked, queries.labels, gallery.labels)
         examples = choose_examples(ranked, queries.labels, num_queries)
-        values |= {
-            "recall": figures.recall_figure(ranked.recall(), run.before),
-            "examples": [(*_GROUPS[kind], chosen) for kind, chosen in examples.items()],
-            "pairs": pairs,
-            "pictured": pairs[:_PICTURED],
-            "names": {**gallery.class_names, **queries.class_names},
-        }
-    confused = dict.fromkeys(
-        label for pair in values["pairs"] for label in (pair.label, pair.taken_for)
+        values["recall"] = figures.recall_figure(ranked.recall(), run.before)
+        values["examples"] = [(*_GROUPS[kind], rows) for kind, rows in examples.items()]
+        values["pairs"] = pairs
+        values["pictured"] = pairs[:_PICTURED]
+        values["names"] = {**gallery.class_names, **queries.class_names}
+    confused = itertools.chain.from_iterable(
+        (pair.label, pair.taken_for) for pair in values["pairs"]
     )
-    marked = list(confused)[: figures.STYLES]
-    rows_on_map = figures.rows_on_map(dataset.labels, marked)
-    places, labels = (
-        figures.lay_out(embeddings[rows_on_map], distance=distance),
-        dataset.labels[rows_on_map],
-    )
-    names = {
-        label: str(dataset.class_names.get(label, label)) for label in marked if label in labels
-    }
-    values["map"] = None if places is None else figures.map_figure(places, labels, names)
-    values["mapped"] = (len(labels), len(np.unique(labels)), list(names.values()))
-    return values
+    marked = list(dict.fromkeys(confused))[: figures.STYLES]
+    return {**values, **_map(dataset, embeddings, distance, marked)}
+
+
+def _map(
+    dataset: ImageDataset, embeddings: np.ndarray, distance: str, marked: list[int]
+) -> dict[str, Any]:
+    """Return what the report shows of the map of the images, with some classes marked."""
+    rows = figures.rows_on_map(dataset.labels, marked)
+    places = figures.lay_out(embeddings[rows], distance=distance)
+    labels = dataset.labels[rows]
+    shown = [label for label in marked if label in labels]
+    names = {label: str(dataset.class_names.get(label, label)) for label in shown}
+    figure = None if places is None else figures.map_figure(places, labels, names)
+    return {"map": figure, "mapped": (len(labels), len(np.unique(labels)), list(names.values()))}
 
 
 def thresholds(
@@ -397,17 +397,12 @@ def write_audit(
         ...     test.images.picture)
     """
     table = audit.table
-    images = types.SimpleNamespace(picture=picture, name=lambda row: table.names[row])
-    write_page(
-        path,
-        "audit.html",
-        title=f"{name}: audit",
-        audit=audit,
-        dataset=types.SimpleNamespace(
-            images=images, labels=table.labels, class_names={**table.class_names, -1: "–"}
-        ),
-        groups=audit.groups()[:_DUPLICATES],
-        counts=audit.counts(),
-        in_a_group=_OF_A_GROUP,
-        findings={kind: audit.of(kind)[:most] for kind, most in _FINDINGS.items()},
-    )
+    images = types.SimpleNamespace(picture=picture, name=table.names.__getitem__)
+    class_names = {**table.class_names, -1: "–"}
+    dataset = types.SimpleNamespace(images=images, labels=table.labels, class_names=class_names)
+    findings = {kind: audit.of(kind)[:most] for kind, most in _FINDINGS.items()}
+    groups = audit.groups()[:_DUPLICATES]
+    values = {"audit": audit, "dataset": dataset, "groups": groups, "findings": findings}
+    heading = f"{name}: audit"
+    counts = audit.counts()
+    write_page(path, "audit.html", title=heading, counts=counts, in_a_group=_OF_A_GROUP, **values)

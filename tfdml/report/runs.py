@@ -138,28 +138,22 @@ def read_run(path: str | os.PathLike, name: str = "") -> Run:
             f"{path} is not the folder of a finished run: there is no {RESULT_FILE} in it"
         )
     result = read_json(path / RESULT_FILE, {"metrics": dict}, "was it written by another program?")
-    environment, watch = (
-        read_json(file) if (file := path / name).is_file() else {}
-        for name in (ENVIRONMENT_FILE, WATCH_FILE)
-    )
+    name = name or Path(os.path.abspath(path)).name
     lines = _text(path / METRICS_FILE).splitlines()
-    folders = [
-        fields(row, {"run": str}, f"{path}/{RESULT_FILE}: runs")["run"]
-        for row in result.get("runs", [])
-    ]
-    return Run(
-        name=name or Path(os.path.abspath(path)).name,
-        result=result,
-        history=[parse_json(line, f"{path}/{METRICS_FILE}") for line in lines if line.strip()],
-        flags=parse_flags(_text(path / FLAGS_FILE)),
-        environment=environment,
-        watch=watch,
-        path=path,
-        seeds=[
-            read_run(path / os.path.basename(folder), folder.replace("_", " "))
-            for folder in folders
-        ],
-    )
+    history = [parse_json(line, f"{path}/{METRICS_FILE}") for line in lines if line.strip()]
+    flags = parse_flags(_text(path / FLAGS_FILE))
+    environment = _json(path / ENVIRONMENT_FILE)
+    watch = _json(path / WATCH_FILE)
+    seeds = []
+    for row in result.get("runs", []):
+        folder = fields(row, {"run": str}, f"{path}/{RESULT_FILE}: runs")["run"]
+        seeds.append(read_run(path / os.path.basename(folder), folder.replace("_", " ")))
+    return Run(name, result, history, flags, environment, path, seeds, watch)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Return the values of a file; none where there is no file."""
+    return read_json(path) if path.is_file() else {}
 
 
 def _text(path: Path) -> str:
@@ -183,10 +177,11 @@ def ends_of(intervals: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
         >>> ends_of({"recall@1": [0.5, 0.4, 0.6, 0.05]})
         {'recall@1': (0.4, 0.6)}
     """
-    return {
-        key: (value[0], value[1]) if len(value) == 2 else (value[1], value[2])
-        for key, value in intervals.items()
-    }
+    ends = {}
+    for key, value in intervals.items():
+        low, high = value if len(value) == 2 else value[1:3]
+        ends[key] = (low, high)
+    return ends
 
 
 def metric_name(key: str) -> str:
@@ -260,7 +255,10 @@ def metric_interval(key: str, ends: tuple[float, float] | None) -> str:
         >>> metric_interval("recall@1", (0.5512, 0.5966))
         '55.1 – 59.7'
     """
-    return "–" if ends is None else " – ".join(metric_value(key, end) for end in ends)
+    if ends is None:
+        return "–"
+    low, high = ends
+    return f"{metric_value(key, low)} – {metric_value(key, high)}"
 
 
 def order_name(order: str) -> str:
@@ -357,11 +355,16 @@ def rank_queries(
     depth = min(depth, task.available - task.relevance.most_ignored)
     if depth < 1:
         return None
-    parts = [
-        (task.relevance.of(block, rows), rows[:, :_SHOWN].copy(), distances[:, :_SHOWN].copy())
-        for block, rows, distances in nearest_left(task, depth, distance)
-    ]
-    return RankedQueries(task.matches, *map(np.concatenate, zip(*parts, strict=True)))
+    hits = []
+    neighbors = []
+    far = []
+    for block, rows, distances in nearest_left(task, depth, distance):
+        hits.append(task.relevance.of(block, rows))
+        # Copies, so that the whole block is not kept.
+        neighbors.append(rows[:, :_SHOWN].copy())
+        far.append(distances[:, :_SHOWN].copy())
+    found = map(np.concatenate, (hits, neighbors, far))
+    return RankedQueries(task.matches, *found)
 
 
 def choose_examples(
@@ -385,18 +388,23 @@ def choose_examples(
     drawn = np.random.default_rng(seed).permutation(np.flatnonzero(ranked.answerable))
     hits = ranked.shown_hits[drawn]
     scores = average_precision_at_r(hits, np.minimum(ranked.matches[drawn], hits.shape[1]))
-    worst, best = (drawn[np.argsort(sign * scores, kind="stable")] for sign in (1, -1))
-    extremes, chosen = count * 3 // 10, dict[str, list[int]]()
-    for kind, order, most in (
+    worst = drawn[np.argsort(scores, kind="stable")]
+    best = drawn[np.argsort(-scores, kind="stable")]
+    extremes = count * 3 // 10
+    kinds = (
         ("random", drawn, count - 2 * extremes),
         ("worst", worst, extremes),
         ("best", best, extremes),
-    ):
-        before = {query for queries in chosen.values() for query in queries}
-        chosen[kind] = spread_over_classes(
-            [query for query in order.tolist() if query not in before], labels
-        )[:most]
-    return {kind: queries for kind, queries in chosen.items() if queries}
+    )
+    examples = {}
+    taken: set[int] = set()
+    for kind, order, most in kinds:
+        left = [query for query in order.tolist() if query not in taken]
+        queries = spread_over_classes(left, labels)[:most]
+        taken.update(queries)
+        if queries:
+            examples[kind] = queries
+    return examples
 
 
 def spread_over_classes(rows: Sequence[int], labels: np.ndarray) -> list[int]:
