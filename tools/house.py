@@ -46,7 +46,7 @@ OPEN: dict[str, int] = {
     "data": 52,
     "demo": 2,
     "embeddings": 23,
-    "evaluation": 54,
+    "evaluation": 53,
     "export": 28,
     "io": 1,
     "layers": 13,

@@ -277,3 +277,40 @@ def test_whole_classes_are_drawn():
 def test_what_makes_no_sense_is_refused(act, message):
     with pytest.raises(ValueError, match=message):
         act()
+
+
+def test_the_rate_in_parts_of_the_gallery_is_the_chance_and_grows_as_measured():
+    x, labels = images(8, 160, 10, dim=16)
+    strangers = labels >= 100
+    gallery = ~strangers & (np.arange(len(labels)) % 2 == 0)
+    small = gallery & (labels < 25)
+    queries = {"embeddings": x[strangers], "labels": labels[strangers]}
+    calibration = calibrate(**queries, fpir=0.1, gallery=x[gallery], gallery_labels=labels[gallery])
+    # The mean over random quarters of the classes.
+    rng, rates = np.random.default_rng(0), []
+    for _ in range(60):
+        part = gallery & np.isin(labels, rng.permutation(100)[:25])
+        sides = {"gallery": x[part], "gallery_labels": labels[part]}
+        rates.append(
+            identification_rates(**queries, threshold=calibration.threshold, **sides)["fpir"].mean
+        )
+    among = calibration.fpir_among(gallery.sum() // 4)
+    assert among.mean == pytest.approx(np.mean(rates), abs=0.004)
+    assert calibration.fpir_among(gallery.sum()).mean == calibration.rates["fpir"].mean
+    # From a quarter of the classes to all.
+    calibration = calibrate(**queries, fpir=0.1, gallery=x[small], gallery_labels=labels[small])
+    among = calibration.fpir_among(gallery.sum())
+    sides = {"gallery": x[gallery], "gallery_labels": labels[gallery]}
+    grown = identification_rates(**queries, threshold=calibration.threshold, **sides)["fpir"].mean
+    assert among.low < grown < among.high
+    assert among.mean > 1.5 * calibration.rates["fpir"].mean
+    assert calibration.fpir_among(100 * gallery.sum()) is None
+    again = json.loads(json.dumps({"calibration": calibration.to_dict()}))
+    assert stored_calibration(again, "t.json").growth == calibration.growth
+
+
+def test_the_warning_of_a_larger_gallery_names_the_rate(caplog):
+    calibration = calibrate(*images(0, 30, 6), fpir=0.1)
+    rate = calibration.fpir_among(720)
+    calibration.for_searches("euclidean", 720)
+    assert f"accepts about {100 * rate.mean:.3g} % [" in caplog.text

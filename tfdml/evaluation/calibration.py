@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,9 +23,13 @@ _LOGGER = logging.getLogger(__name__)
 #: What a threshold can be calibrated to.
 KINDS = ("fpir", "far", "precision")
 TARGETS = tuple(f"{kind}=" for kind in KINDS)
+# Of each stranger so many images are looked at, for the classes that it finds.
+_MOST_FOUND = 50
+# How many times as large galleries are, of which a calibration has the rate.
+_TIMES = (0.125, 0.25, 0.5, 1, 2, 4, 10)
 # Images whose pairs show by how much other vectors move a threshold.
 _MOST_IMAGES = 4_000
-_FEWEST_PAIRS = 100
+_FEWEST_PAIRS = 30
 # The largest change of a Euclidean distance that counts as rounding.
 _ROUNDING = 1e-4
 _FEWEST_CLASSES = 8
@@ -158,6 +163,17 @@ class Searches:
             return classes[near], distances
 
         own = self._own[self.strangers]
+        self._classes_of = functools.partial(
+            neighbor_blocks,
+            embeddings[self.strangers],
+            gallery,
+            k=min(_MOST_FOUND, len(gallery) - (own_rows is not None)),
+            distance=distance,
+            own_rows=None if own_rows is None else np.asarray(own_rows)[self.strangers],
+            ignored=lambda block, rows: classes[rows] == own[block, None],
+            most_ignored=int(largest),
+        )
+        self._gallery_classes = classes
         self._found, self.unknown = nearest(
             self.strangers,
             ignored=lambda block, rows: classes[rows] == own[block, None],
@@ -195,6 +211,61 @@ class Searches:
             own = self._own[self.known]
             rates["tpir"] = _over_classes(answered, own, 0.0, level, new_classes)
         return rates
+
+    def _classes_within(self, threshold: float) -> np.ndarray:
+        """Return (S,) in how many other classes each stranger finds an image."""
+        counts = np.zeros(len(self.strangers), np.int64)
+        for block, rows, distances in self._classes_of():
+            found = np.where(distances <= threshold, self._gallery_classes[rows], -1)
+            found = np.sort(found, axis=1)
+            new = np.diff(found, axis=1, prepend=-1) > 0
+            counts[block] = np.count_nonzero(new, axis=1)
+        return counts
+
+    def growth(self, threshold: float, level: float) -> tuple[tuple[int, Interval], ...]:
+        """Return FPIR by the number of images of the gallery, for as many other strangers.
+
+        In a random part of the gallery's classes a stranger is accepted where one of the classes
+        that it finds is in it; the chance follows from how many it finds. Beyond the gallery, the
+        line through log(-log(1 - FPIR)) at half of the classes and at all, over the logarithm of
+        the size, is continued.
+        """
+        counts = self._classes_within(threshold)
+        classes = self.num_classes - self.left_out
+        numbers = np.unique(self._own[self.strangers], return_inverse=True)[1]
+        sizes = np.bincount(numbers)
+
+        def rates(part: float) -> np.ndarray:
+            """Return the rate in a part of the classes, of all strangers and without each class."""
+            accepted = np.bincount(numbers, weights=_chance(counts, classes, part))
+            total = np.append(accepted.sum(), accepted.sum() - accepted)
+            return total / np.append(sizes.sum(), np.maximum(sizes.sum() - sizes, 1))
+
+        hazards = -np.log1p(-np.minimum(rates(1.0), 1 - 1e-12))
+        halves = -np.log1p(-np.minimum(rates(0.5), 1 - 1e-12))
+        slopes = np.log2(np.maximum(hazards, 1e-300) / np.maximum(halves, 1e-300))
+        grown = []
+        for times in _TIMES:
+            if times < 1:
+                values = rates(times)
+            else:
+                values = -np.expm1(-hazards * times ** np.clip(slopes, 0, 1))
+            parts = values[1:] - values[1:].mean()
+            # Of the jackknife, for the choice of the threshold and for the other strangers.
+            variance = 2 * (1 - 1 / len(parts)) * float(np.square(parts).sum())
+            rate = float(values[0])
+            interval = rate_interval(rate, variance, freedom_of(parts), level, len(parts))
+            grown.append((round(times * self.num_images), interval))
+        return tuple(grown)
+
+
+def _chance(counts: np.ndarray, classes: int, part: float) -> np.ndarray:
+    """Return the chance that a part of the classes, drawn at random, has one of some that are
+    counted."""
+    drawn = min(max(round(part * classes), 1), classes)
+    left = np.arange(counts.max(initial=0))
+    each = np.maximum(classes - drawn - left, 0) / np.maximum(classes - left, 1)
+    return 1 - np.append(1.0, np.cumprod(each))[counts]
 
 
 def _strangers(in_gallery: np.ndarray, unknown: Any, labels: np.ndarray) -> np.ndarray:
@@ -483,8 +554,10 @@ def calibrate(
         )
         threshold = largest_threshold(searches.unknown, fpir, distance)
         rates_there = searches.rates(threshold, level, new_classes=True)
-        basis = searches.basis()
-        return Calibration(threshold, distance, kind, rate, rates_there, level, basis)
+        basis, growth = searches.basis(), searches.growth(threshold, level)
+        return Calibration(
+            threshold, distance, kind, rate, rates_there, level, basis, growth=growth
+        )
     if not (gallery is gallery_labels is own_rows is unknown is None):
         raise UserError("go with fpir=", gallery=..., gallery_labels=..., own_rows=..., unknown=...)
     return _of_pairs(AllPairs(embeddings, labels, distance, views), kind, rate, level, prior)
@@ -619,6 +692,32 @@ def _pairs_of_different_classes(
     return first, second, distances, others
 
 
+def _matched(
+    first: np.ndarray, second: np.ndarray, accepted: np.ndarray, distances: np.ndarray
+) -> tuple[float, float]:
+    """Return the threshold that accepts as many pairs as are accepted, and its variance over
+    classes.
+
+    Args:
+        first: (P,) the class of one image of each pair, from 0.
+        second: (P,) that of the other.
+        accepted: (P,) bool.
+        distances: (P,) of the pairs.
+    """
+    groups = int(max(first.max(), second.max())) + 1
+    # Nothing beyond is reached, whichever class is left out.
+    last = min(3 * int(accepted.sum()), len(distances) - 1)
+    near = accepted | (distances <= np.partition(distances, last)[last])
+    first, second = first[near], second[near]
+    accepted, distances = accepted[near], distances[near]
+    without = []
+    for group in range(groups):
+        kept = (first != group) & (second != group)
+        without.append(_same_count(accepted[kept], distances[kept]))
+    spread = float(np.square(np.array(without) - np.mean(without)).sum())
+    return _same_count(accepted, distances), (groups - 2) / (2 * groups) * spread
+
+
 def _same_count(accepted: np.ndarray, distances: np.ndarray) -> float:
     """Return the threshold that accepts as many of the distances as are accepted, halfway to the
     next."""
@@ -628,6 +727,10 @@ def _same_count(accepted: np.ndarray, distances: np.ndarray) -> float:
 
 
 # Storing, reading and applying
+
+
+def _in_percent(rate: Interval) -> str:
+    return f"{100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -701,6 +804,8 @@ class Calibration:
         probabilities: (K,) the probability that a pair at that distance is of one class, not
             ascending.
         prior: The share of pairs of one class that precision and probabilities assume.
+        growth: For `fpir`: numbers of images of a gallery, and FPIR in one of so many, see
+            `fpir_among`.
         moved: Of a file whose vectors differ from those that were measured: the threshold with the
             interval of the difference, see `moved_to`. None: the threshold was measured.
 
@@ -721,6 +826,7 @@ class Calibration:
     distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
     probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
     prior: float | None = None
+    growth: tuple[tuple[int, Interval], ...] = ()
     moved: Interval | None = None
 
     @property
@@ -736,13 +842,11 @@ class Calibration:
         ]
         for name, count in self.basis.counts().items():
             rate = self.rates.get(name)
-            if rate is None:
-                parts.append(f"{name} not measured: there are {count}")
-            else:
-                parts.append(
-                    f"{name} {100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}] "
-                    f"of {count}"
-                )
+            measured = "not measured: there are" if rate is None else f"{_in_percent(rate)} of"
+            parts.append(f"{name} {measured} {count}")
+        if self.growth:
+            images, rate = self.growth[-1]
+            parts.append(f"among {images:,} images fpir would be about {_in_percent(rate)}")
         if self.moved is not None:
             parts.append(
                 f"moved to the vectors of a file [{self.moved.low:.6g}, {self.moved.high:.6g}]; "
@@ -768,11 +872,35 @@ class Calibration:
         )
         return dataclasses.replace(self, basis=basis)
 
+    def fpir_among(self, num_images: int) -> Interval | None:
+        """Return FPIR in a gallery of another number of images of the same kind.
+
+        Smaller galleries are parts of the one that was searched. Larger ones, up to ten times as
+        large, continue how the rate grew.
+
+        Args:
+            num_images: The number of images.
+
+        Returns:
+            The rate; None where the size is further away, or the threshold is of pairs.
+
+        Example:
+            >>> images, labels = np.arange(40.0)[:, None] // 2, np.arange(40) // 2
+            >>> calibration = tfdml.evaluation.calibrate(images + 0.1, labels, fpir=0.5)
+            >>> calibration.fpir_among(100).mean >= calibration.fpir_among(40).mean
+            True
+        """
+        if not self.growth or not self.growth[0][0] <= num_images <= self.growth[-1][0]:
+            return None
+        sizes = np.log([images for images, _ in self.growth])
+        rates = np.array([rate for _, rate in self.growth])
+        return Interval(*(float(np.interp(np.log(num_images), sizes, of)) for of in rates.T))
+
     def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
         """Return this calibration if it holds for searches of a gallery.
 
-        Where the gallery is larger by half than that of the calibration, a warning says so: more of
-        the queries of unknown classes are then accepted.
+        Where the gallery is larger by half than that of the calibration, a warning names the rate
+        there: more of the queries of unknown classes are accepted.
 
         Args:
             distance: The distance of the search.
@@ -791,11 +919,12 @@ class Calibration:
                 f"the threshold is of distance={self.distance!r}, the search of {distance!r}"
             )
         if num_images is not None and num_images >= 1.5 * self.basis.images:
+            rate = self.fpir_among(num_images)
+            share = "more" if rate is None else f"about {_in_percent(rate)}"
             _LOGGER.warning(
                 "the threshold for %s is of a gallery of %s images, and this one has %s: it "
-                "accepts more queries of "
-                "unknown classes; calibrate again",
-                *(self.target, f"{self.basis.images:,}", f"{num_images:,}"),
+                "accepts %s of the queries of unknown classes; calibrate again",
+                *(self.target, f"{self.basis.images:,}", f"{num_images:,}", share),
             )
         return self
 
@@ -819,7 +948,8 @@ class Calibration:
                 stays, with an interval as wide as they may move a distance.
         """
         before, after = check_embeddings(before), check_embeddings(after)
-        largest = 2 * float(np.linalg.norm(np.float64(after) - before, axis=1).max())
+        errors = np.linalg.norm(np.float64(after) - before, axis=1)
+        largest = 2 * float(errors.max())
         if largest <= _ROUNDING and self.distance == "euclidean":
             ends = self.threshold - largest, self.threshold + largest
             return dataclasses.replace(self, moved=Interval(self.threshold, *ends, 0.0))
@@ -835,18 +965,8 @@ class Calibration:
                 f"classes are within it, too few to show how other vectors move it: at least "
                 f"{_FEWEST_PAIRS:,} of {_FEWEST_CLASSES} classes are needed"
             )
-        # Nothing beyond is reached, whichever class is left out.
-        last = min(3 * count, len(others) - 1)
-        near = accepted | (others <= np.partition(others, last)[last])
-        first, second, accepted, others = first[near], second[near], accepted[near], others[near]
-        threshold = _same_count(accepted, others)
-        without = []
-        for group in range(groups):
-            kept = (first != group) & (second != group)
-            without.append(_same_count(accepted[kept], others[kept]))
-        spread = np.square(np.array(without) - np.mean(without)).sum()
-        variance = (groups - 2) / (2 * groups) * spread
-        moved = mean_interval(threshold, float(variance), groups - 1, self.level)
+        threshold, variance = _matched(first, second, accepted, others)
+        moved = mean_interval(threshold, variance, groups - 1, self.level)
         return dataclasses.replace(self, threshold=threshold, moved=moved)
 
     def to_dict(self) -> dict[str, Any]:
@@ -855,6 +975,7 @@ class Calibration:
         for name in ("distances", "probabilities"):
             plain[name] = plain[name].tolist()
         plain["rates"] = {name: list(rate) for name, rate in self.rates.items()}
+        plain["growth"] = [[images, list(rate)] for images, rate in self.growth]
         plain["moved"] = self.moved and list(self.moved)
         return plain
 
@@ -890,6 +1011,7 @@ class Calibration:
             read: dict[str, Any] = {**values, **arrays, "threshold": float(values["threshold"])}
             read["rates"] = {name: Interval(*rate) for name, rate in values["rates"].items()}
             read["basis"] = Basis(**values["basis"])
+            read["growth"] = tuple((int(size), Interval(*rate)) for size, rate in values["growth"])
             read["moved"] = values["moved"] and Interval(*values["moved"])
             return cls(**read)
 
