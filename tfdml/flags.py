@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdml.errors import REASON, UserError, user_errors
+from tfdml.names import lines
 
 _FLAG_FILE = ("--flagfile", "-flagfile")
 
@@ -84,10 +85,9 @@ def _read(path: str, including: tuple[str, ...]) -> list[str]:
     if os.path.realpath(file) in map(os.path.realpath, including):
         raise UserError("the file includes itself; take that line out", flagfile=path)
     with user_errors((OSError, ValueError), f"cannot be read as text: {REASON}", flagfile=path):
-        lines = [line.strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
-    return read_flag_files(
-        [line for line in lines if line and not line.startswith(("#", "//"))], (*including, file)
-    )
+        text = Path(file).read_bytes().decode("utf-8")
+    words = [word for word in map(str.strip, lines(text)) if not word.startswith(("#", "//"))]
+    return read_flag_files(list(filter(None, words)), (*including, file))
 
 
 def parse_flags(text: str) -> dict[str, str]:
@@ -101,10 +101,9 @@ def parse_flags(text: str) -> dict[str, str]:
         >>> parse_flags("# a comment" + chr(10) + "--ink=3" + chr(10) + "--paper=")
         {'ink': '3', 'paper': ''}
     """
-    lines = (line.strip() for line in text.splitlines())
-    named = (
-        line.removeprefix("--").partition("=")
-        for line in lines
-        if line and not line.startswith("#")
-    )
-    return {name: value for name, _, value in named}
+    flags = {}
+    for line in map(str.strip, lines(text)):
+        if line and not line.startswith("#"):
+            name, _, value = line.removeprefix("--").partition("=")
+            flags[name] = value
+    return flags

@@ -25,6 +25,7 @@ from tfdml.evaluation.calibration import Calibration, calibrate, stored_calibrat
 from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.io.files import partial_folder, read_json, write_json
+from tfdml.names import ID, clean
 from tfdml.results import RetrievalResults
 from tfdml.retrieval.exact import check_embeddings
 
@@ -96,12 +97,10 @@ class Index:
         embeddings = check_embeddings(self.embed(x))
         labels = None if y is None else ids_or_names(y, len(embeddings))
         if labels is not None and class_names is not None:
-            labels = class_of_each(labels, class_names)
-        ids = (
-            [str(len(self) + i) for i in range(len(embeddings))]
-            if ids is None
-            else list(map(str, ids))
-        )
+            named = class_of_each(labels, class_names)
+            labels = ids_or_names(named, len(embeddings), "class_names")
+        rows = range(len(self), len(self) + len(embeddings))
+        ids = clean(rows if ids is None else ids, ID, "ids")
         if len(ids) != len(embeddings):
             raise UserError(
                 f"must have one value for each of the {len(embeddings)} images; it has {len(ids)}",
@@ -219,7 +218,7 @@ class Index:
         folder.parent.mkdir(parents=True, exist_ok=True)
         images: dict[str, Any] = {"id": range(len(self)), "path": self.ids, "label": self.labels}
         if self.labels is not None and self.labels.dtype.kind not in "iu":
-            images["class"] = list(map(str, self.labels.tolist()))
+            images["class"] = self.labels.tolist()
             images["label"] = np.unique(images["class"], return_inverse=True)[1]
         about = {"distance": self.distance, "batch_size": self.batch_size}
         about["model"] = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""

@@ -9,7 +9,7 @@ import logging
 import numbers
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 from tfdml.errors import UserError
@@ -24,6 +24,7 @@ _WITHOUT_WIDTH = "\ufeff\u200b\u2060"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _CONTROL_IN_LINES = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff]")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?")
+_LONGEST_WORD = max(map(len, _MISSING))
 _LONGEST_QUOTE = 120
 
 
@@ -52,6 +53,8 @@ class Kind:
 
 #: The name of a class, or of what classes are made of: a group, a label of a set.
 CLASS = Kind("classes", missing="noted")
+#: The same, or `""` where there is none.
+CLASS_OR_NONE = dataclasses.replace(CLASS, may_be_empty=True)
 #: What identifies an image.
 ID = Kind("ids", plain=False)
 #: A split or a role.
@@ -68,6 +71,21 @@ PATH = Kind("paths", plain=False)
 def warn(text: str) -> None:
     """Log a warning, once: several parts of a program read the same file."""
     _LOGGER.warning("%s", text)
+
+
+def lines(text: str) -> list[str]:
+    r"""Return the lines of a text file, each of which ends at a line feed, perhaps after a carriage
+    return: other characters that break lines in print are a part of them.
+
+    Args:
+        text: What the file holds; a byte order mark at its start is dropped.
+
+    Example:
+        >>> lines("\ufeffa\u2028b\r\nc\n")
+        ['a\u2028b', 'c']
+    """
+    pieces = text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n")
+    return pieces if pieces[-1] else pieces[:-1]
 
 
 def composed(text: str) -> str:
@@ -130,6 +148,9 @@ def clean(
             raise UserError(f"{source}, {place(row)}: {fault}")
     name_of: dict[Any, str] = {}
     for item in dict.fromkeys(items):
+        if kind.missing != "dropped" and isinstance(item, str) and _is_plain(item):
+            name_of[item] = item
+            continue
         try:
             name_of[item] = _plain(item, kind)
         except ValueError as error:
@@ -164,6 +185,11 @@ def _plain(item: Any, kind: Kind) -> str:
     return text
 
 
+def _is_plain(text: str) -> bool:
+    """Whether every kind leaves a text as it is, at a glance: nearly all names."""
+    return text.isascii() and text.isprintable() and text == text.strip() and text != ""
+
+
 def _trimmed(text: str) -> str:
     return text.strip().strip(_WITHOUT_WIDTH).strip()
 
@@ -176,33 +202,39 @@ def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> None:
     """
     changes: dict[str, list[str]] = {}
     if kind.plain:
-        texts = (item for item in name_of if isinstance(item, str))
+        changed = (item for item, name in name_of.items() if item is not name)
         changes["texts with white space around them: it is dropped"] = [
-            text for text in texts if text != _trimmed(text)
+            item for item in changed if isinstance(item, str) and item != _trimmed(item)
         ]
-        spellings = collections.Counter(filter(None, name_of.values()))
-        changes["written in several ways: each is taken for one"] = [
-            name for name, count in spellings.items() if count > 1
-        ]
-    words: list[str] = []
-    if kind.missing != "kept":
-        words = [str(item) for item, name in name_of.items() if _is_missing(item, name)]
+        changes["written in several ways: each is taken for one"] = _written_twice(name_of)
     if kind.missing == "noted":
-        changes['words for "missing": they are kept as names'] = words
+        changes['words for "missing": they are kept as names'] = _missing_words(name_of)
         changes["numbers that others are, too, in another spelling: they are kept apart"] = (
             _numbers_written_twice(name_of.values())
         )
     elif kind.missing == "dropped":
-        changes['words for "missing": they are left out'] = words
+        changes['words for "missing": they are left out'] = _missing_words(name_of)
     for change, examples in changes.items():
         if examples:
             count = f"{len(examples):,} of the {kind.plural} are"
             warn(f"{source}: {count} {change}, such as {quoted(examples[0])}")
 
 
-def _is_missing(item: Any, name: str) -> bool:
-    word = name or (_trimmed(item) if isinstance(item, str) else "")
-    return word.lower() in _MISSING
+def _written_twice(name_of: dict[Any, str]) -> list[str]:
+    """Return the names that several values have."""
+    if len({*name_of.values()}) == len(name_of):
+        return []
+    spellings = collections.Counter(filter(None, name_of.values()))
+    return [name for name, count in spellings.items() if count > 1]
+
+
+def _missing_words(name_of: dict[Any, str]) -> list[str]:
+    words = []
+    for item, name in name_of.items():
+        if len(name) <= _LONGEST_WORD:
+            word = name or (_trimmed(item) if isinstance(item, str) else "")
+            words += [str(item)] if word.lower() in _MISSING else []
+    return words
 
 
 def _numbers_written_twice(names: Iterable[str]) -> list[str]:
@@ -213,3 +245,33 @@ def _numbers_written_twice(names: Iterable[str]) -> list[str]:
         if _NUMBER.fullmatch(name) and first.setdefault(decimal.Decimal(name), name) != name:
             twice.append(name)
     return twice
+
+
+def class_names_of(class_names: Mapping[int, Any], source: str) -> dict[int, str]:
+    """Return the names of class ids, made plain.
+
+    Args:
+        class_names: The name of each class id.
+        source: As in `clean`.
+
+    Raises:
+        UserError: As `clean`, or the names of two ids differ in their spelling alone. Equal names
+            are accepted: two kinds of crane are two classes.
+
+    Example:
+        >>> class_names_of({0: b"bus", 1: "van"}, "class_names")
+        {0: 'bus', 1: 'van'}
+    """
+    ids = list(class_names)
+    written = list(class_names.values())
+    names = clean(written, CLASS, source, lambda row: f"class id {ids[row]}")
+    first: dict[str, int] = {}
+    for row, name in enumerate(names):
+        other = first.setdefault(name, row)
+        if written[other] != written[row]:
+            pair = f"{ids[other]} and {ids[row]}"
+            raise UserError(
+                f"{source}: class ids {pair} are both {quoted(name)}, written in two ways: give "
+                "these images one id, or the classes two names"
+            )
+    return dict(zip(ids, names, strict=True))

@@ -17,6 +17,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
 from tfdml.evaluation.relevance import (
     Relevance,
+    are_names,
     dataset_protocol,
     dataset_roles,
     ids_or_names,
@@ -25,6 +26,7 @@ from tfdml.evaluation.relevance import (
 )
 from tfdml.evaluation.retrieval import nearest_left
 from tfdml.io.files import atomic_write
+from tfdml.names import ID, class_names_of, clean
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -241,7 +243,20 @@ class RetrievalResults:
             distances: (N, k).
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
         """
-        names = np.asarray(ids, object)
+        names = np.array(ids, object)
+        present = names != np.array(None)
+        names[present] = clean(names[present], ID, "ids")
+        return cls._of_names(clean(query_ids, ID, "query_ids"), names, distances, columns)
+
+    @classmethod
+    def _of_names(
+        cls,
+        query_ids: Sequence[str],
+        names: np.ndarray,
+        distances: np.ndarray,
+        columns: Mapping[str, np.ndarray] | None,
+    ) -> RetrievalResults:
+        """As `of_arrays`, of names that are plain."""
         mask = names != np.array(None)
         mask[:, :1] = True
         query, column_of = np.nonzero(mask)
@@ -292,7 +307,8 @@ class RetrievalResults:
         Raises:
             UserError: As `evaluate_retrieval`, or ids of another number.
         """
-        if labels is not None and np.asarray(labels).dtype.kind in "UO":
+        class_names = class_names_of(class_names or {}, "class_names")
+        if labels is not None and are_names(labels):
             labels, gallery_labels, class_names = _numbered(labels, gallery_labels)
         has_truth = relevance is not None or labels is not None
         if not has_truth:
@@ -308,12 +324,13 @@ class RetrievalResults:
             columns["relevant"] = task.relevance.of(slice(None), rows) > 0
             columns["num_relevant"] = task.matches
         if task.labels is not None:
-            columns["query_class"] = class_of_each(task.labels, class_names or {})
+            columns["query_class"] = class_of_each(task.labels, class_names)
         targets = labels if gallery is None else gallery_labels
         if targets is not None:
-            columns["class"] = class_of_each(targets, class_names or {})[rows]
+            targets = ids_or_names(targets, len(task.gallery), "gallery_labels")
+            columns["class"] = class_of_each(targets, class_names)[rows]
         ids: Any = np.where(rows < 0, None, names[rows])
-        return cls.of_arrays(queries.tolist(), ids, np.concatenate(distances), columns)
+        return cls._of_names(queries.tolist(), ids, np.concatenate(distances), columns)
 
     @classmethod
     def of_dataset(
@@ -391,16 +408,16 @@ class RetrievalResults:
 
 def _numbered(labels: Any, gallery_labels: Any) -> tuple[np.ndarray, Any, dict[int, str]]:
     """Return ids in place of names of classes, and the name of each id."""
-    sides = [ids_or_names(labels, np.size(labels))]
+    sides = [ids_or_names(labels, len(labels))]
     if gallery_labels is not None:
-        sides.append(ids_or_names(gallery_labels, np.size(gallery_labels)))
+        sides.append(ids_or_names(gallery_labels, len(gallery_labels), "gallery_labels"))
     names, ids = np.unique(joined_labels(*sides), return_inverse=True)
     of_gallery = None if gallery_labels is None else ids[len(labels) :]
-    return ids[: len(labels)], of_gallery, dict(enumerate(map(str, names)))
+    return ids[: len(labels)], of_gallery, dict(enumerate(names.tolist()))
 
 
 def _names_of(names: Any, count: int, what: str) -> np.ndarray:
-    array = np.array([str(name) for name in (range(count) if names is None else names)], object)
+    array = np.array(clean(range(count) if names is None else names, ID, what), object)
     if array.shape != (count,):
         raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
     return array

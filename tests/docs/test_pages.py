@@ -1,8 +1,11 @@
 """The Python of README and of every page runs, block after block, on small stand-ins for what it
 names."""
 
+import ast
+import itertools
 import pkgutil
 import re
+import types
 
 import pytest
 
@@ -67,3 +70,27 @@ def test_names_of_tfdml_in_the_text_exist():
     for page in PAGES:
         for name in sorted(set(re.findall(r"\btfdml(?:\.[A-Za-z_]\w*)+", page.read_text()))):
             pkgutil.resolve_name(name)
+
+
+def _imports(tree):
+    """What a block imports of tfdml: the full name by the name that the block gives it."""
+    for node in ast.walk(tree):
+        for alias in getattr(node, "names", ()):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+            elif isinstance(node, ast.Import):
+                yield alias.asname or alias.name, alias.name
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_what_python_of_pages_imports_of_tfdml_exists(page):
+    """Without running it, as slow tests do: names that have moved, and those of modules."""
+    trees = [ast.parse(block.code) for block in PYTHON[page]]
+    imports = dict(itertools.chain.from_iterable(map(_imports, trees)))
+    ours = {name: full for name, full in imports.items() if full.partition(".")[0] == "tfdml"}
+    found = {name: pkgutil.resolve_name(full) for name, full in ours.items()}
+    for node in itertools.chain.from_iterable(map(ast.walk, trees)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = found.get(node.value.id)
+            if isinstance(module, types.ModuleType):
+                assert hasattr(module, node.attr), f"{module.__name__}.{node.attr}"

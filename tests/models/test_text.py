@@ -334,7 +334,7 @@ def test_what_does_not_fit_is_refused_or_truncated_as_asked():
     model = text_embedder()
     for texts, says in (
         (["red", " "], "text 1"),
-        (["\udce9t\udce9"], "UTF-8"),
+        (["\udce9t\udce9"], "texts, text 0: must be text without control"),
         (["red", "a" * LENGTH], "text 1, 'aaa"),
     ):
         with pytest.raises(UserError, match=says):

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -30,6 +31,7 @@ from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.errors import REASON, user_errors
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
+from tfdml.names import TEXT, clean, lines
 from tfdml.options import changed, option
 
 if TYPE_CHECKING:
@@ -145,23 +147,21 @@ def _embed_texts(flags: EmbedFlags) -> None:
     from tfdml.evaluation.views import ViewItems
 
     if flags.texts == "column":
-        lines = [
-            text
-            for part in data_choice(flags).parts(flags.split)
-            for text in ViewItems.of(part).texts
-        ]
+        parts = data_choice(flags).parts(flags.split)
+        written = list(itertools.chain.from_iterable(ViewItems.of(part).texts for part in parts))
     else:
         with user_errors(
             (OSError, UnicodeDecodeError), f"cannot be read: {REASON}", texts=flags.texts
         ):
-            lines = read_bytes(os.path.expanduser(flags.texts)).decode().splitlines()
-    texts = list(dict.fromkeys(lines))
+            written = lines(read_bytes(os.path.expanduser(flags.texts)).decode())
+    source = f"texts={flags.texts}"
+    texts = list(dict.fromkeys(clean(written, TEXT, source, lambda row: f"line {row + 1}")))
     images = ImageTable(
         tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts))
     )
-    source = load_source(flags)
-    vectors = source.embed_texts(texts)
-    about = _about(source)
+    model = load_source(flags)
+    vectors = model.embed_texts(texts)
+    about = _about(model)
     identity = {"model": about["model"], "texts": images.checksum()}
     folder = EmbeddingFolder(os.path.expanduser(flags.out), identity)
     with folder.opened():

@@ -37,6 +37,7 @@ from tfdml.cli.command_line import Command, Flags, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import printable, read_json, require_writable
+from tfdml.names import TEXT, clean
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
 
@@ -191,8 +192,11 @@ def _paths(flags: SearchFlags) -> list[str]:
 def _embedded(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
     """Return the names of the queries, their vectors, classes (None: not known) and model."""
     if flags.text:
+        texts = clean([flags.text], TEXT, "text")
         source = load_source(flags)
-        return [flags.text], source.embed_texts([flags.text]), None, source.fingerprint()
+        # What the query is called, on one line.
+        name = " ".join(texts[0].split())
+        return [name], source.embed_texts(texts), None, source.fingerprint()
     if not _holds_images(flags.queries):
         return _stored(flags)
     return _images(flags)

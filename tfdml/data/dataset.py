@@ -37,17 +37,11 @@ from tfdml.data.limits import DECODER_LIMIT
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import access_fault
 from tfdml.labels import image_rows, integer_labels, true_or_false
+from tfdml.names import TEXT, class_names_of, clean
 
 
 def _as_texts(values: Any) -> np.ndarray:
-    texts = np.array(list(values), object)
-    for row in np.flatnonzero([not isinstance(text, str) or not text.strip() for text in texts])[
-        :1
-    ]:
-        raise UserError(
-            f"texts: that of row {row} is {texts[row]!r}; write one, or leave the row out"
-        )
-    return np.array([str(text) for text in texts], object)
+    return np.array(clean(values, TEXT, "texts", lambda row: f"row {row}"), object)
 
 
 #: What a data set may have of each image besides its class, and how it is read.
@@ -191,7 +185,8 @@ class ImageDataset:
 
     Raises:
         UserError: There is no image, labels and images differ in number, labels are no integers, a
-            text is empty, or tokens are next to pairs or `label_rows`.
+            text or a name of a class is refused by `tfdml.names.clean`, or tokens are next to
+            pairs or `label_rows`.
 
     Example:
         >>> ImageDataset(images=np.zeros((4, 32, 32, 3), np.uint8), labels=[0, 0, 1, 1])
@@ -222,6 +217,9 @@ class ImageDataset:
         values: dict[str, Any] = {"images": images, "labels": labels}
         if self.class_names is None:
             values["class_names"] = {int(label): str(label) for label in np.unique(labels)}
+        else:
+            source = f"{self.name}: class_names"
+            values["class_names"] = class_names_of(self.class_names, source)
         for field, read in _COLUMNS.items():
             if getattr(self, field) is not None:
                 values[field] = read(getattr(self, field))

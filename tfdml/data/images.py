@@ -32,6 +32,7 @@ from tfdml.data.decoding import (
 )
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io import files
+from tfdml.names import ID, PATH, clean
 
 _Made = TypeVar("_Made")
 
@@ -186,9 +187,16 @@ class FileImages(Images):
 
     Args:
         paths: One path per image, local or on any file system that `fsspec` knows.
+
+    Raises:
+        UserError: A path is no text, or `tfdml.names.clean` refuses it.
     """
 
     paths: tuple[str, ...]
+
+    def __post_init__(self):
+        paths = [os.fspath(path) if isinstance(path, os.PathLike) else path for path in self.paths]
+        object.__setattr__(self, "paths", tuple(clean(paths, PATH, "paths")))
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -257,6 +265,9 @@ class EncodedImages(Images):
     data: tuple[bytes, ...]
     names: tuple[str, ...]
 
+    def __post_init__(self):
+        object.__setattr__(self, "names", tuple(clean(self.names, ID, "names")))
+
     def take(self, indices: np.ndarray) -> EncodedImages:
         """Return the images at `indices`, in that order."""
         return EncodedImages(
@@ -311,7 +322,7 @@ class ArrayImages(Images):
                 f"images must be uint8 pixels of 0 to 255, not {data.dtype}; convert them: {cure}"
             )
         object.__setattr__(self, "data", data)
-        names = tuple(self.names) if len(self.names) else tuple(map(str, range(len(data))))
+        names = tuple(clean(self.names if len(self.names) else range(len(data)), ID, "names"))
         if len(names) != len(data):
             raise UserError(f"{len(data)} images but {len(names)} names")
         object.__setattr__(self, "names", names)
@@ -370,6 +381,7 @@ class VectorImages(Images):
                 f"vectors must be numbers (N, D), not {self.vectors.dtype} of shape "
                 f"{self.vectors.shape}"
             )
+        object.__setattr__(self, "names", tuple(clean(self.names, ID, "names")))
         if self.names and len(self.names) != len(self.vectors):
             raise UserError(f"{len(self.vectors)} vectors but {len(self.names)} names")
 

@@ -21,6 +21,7 @@ from tfdml.demo.gallery import Gallery
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
+from tfdml.names import TEXT, clean
 from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
 from tfdml.web.server import address_of, listen
@@ -31,6 +32,8 @@ MOST_NEIGHBORS = 200
 _PAGE = 24
 _PICTURE_SIDE = 256
 _PICTURES_KEPT = 1000
+# A request may have no words.
+_WORDS = dataclasses.replace(TEXT, may_be_empty=True)
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("tfdml.demo"), autoescape=True, undefined=jinja2.StrictUndefined
 )
@@ -204,11 +207,11 @@ class Shown:
         """Take over what the address says.
 
         Raises:
-            UserError: A number is none, or out of range.
+            UserError: A number is none, or out of range; the text is none.
         """
         options = request.query_params
         last = len(self.demo.gallery) - 1
-        self.text = options.get("text", "").strip()
+        (self.text,) = clean([options.get("text", "")], _WORDS, "text")
         if "k" in options:
             self.k = _integer("k", options["k"], 1, MOST_NEIGHBORS)
         if "first" in options:

@@ -42,6 +42,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.flags import parse_flags
 from tfdml.io.files import access_fault, in_store, is_remote, local_copy, read_json, sha256_of
 from tfdml.models import AnyEmbedder, TextEmbedder
+from tfdml.names import TEXT, clean
 from tfdml.registry import import_modules
 from tfdml.run_folder import (
     EMBEDDER_FILE,
@@ -147,7 +148,8 @@ class EmbeddingBackend(abc.ABC):
         """
         if not self.embeds_texts:
             raise UserError(f"{self.address} embeds images alone: name a model of images and texts")
-        return self._first(self._floats(self._embed_texts(texts), len(texts)))
+        plain = clean(texts, TEXT, "texts", lambda row: f"text {row}")
+        return self._first(self._floats(self._embed_texts(plain), len(plain)))
 
     def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
         """See `embed_texts`."""

@@ -122,7 +122,7 @@ def confidence_intervals(
 
 def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """(n, metrics) values and (n,) labels of the queries that have values."""
-    labels = ids_or_names(labels, np.size(labels))
+    labels = ids_or_names(labels, len(labels))
     if not per_query:
         raise UserError("there is no metric to give an interval of")
     for name, column in per_query.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.labels import integer_labels
+from tfdml.names import CLASS, clean
 from tfdml.retrieval.exact import check_embeddings, check_sides
 
 if TYPE_CHECKING:
@@ -34,15 +36,29 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
     return array
 
 
+def are_names(labels: Any) -> bool:
+    """Whether labels are names of classes, or names among ids, and not class ids alone."""
+    dtype = getattr(labels, "dtype", None)
+    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
+        return False
+    # As objects, since NumPy makes one text of a number or of bytes next to a text.
+    types = set(map(type, np.asarray(labels, object).flat))
+    return not all(issubclass(each, (numbers.Number, np.bool_)) for each in types)
+
+
 def ids_or_names(labels: Any, count: int, what: str = "labels") -> np.ndarray:
-    """As `check_labels`; names of classes are accepted, too."""
-    array = np.asarray(labels)
-    if array.dtype.kind == "U" or (
-        array.dtype.kind == "O" and all(isinstance(value, str) for value in array.flat)
-    ):
-        names, places = np.unique(array, return_inverse=True)
-        return names[check_labels(places.reshape(array.shape), count, what)]
-    return check_labels(array, count, what)
+    """As `check_labels`; names of classes are accepted, too, and made plain by `tfdml.names.clean`.
+
+    Returns:
+        (count,) int64 class ids, or objects: strings of a fixed width would all take the memory of
+        the longest.
+    """
+    if not are_names(labels):
+        return check_labels(labels, count, what)
+    values = np.asarray(labels, object)
+    if values.shape not in ((count,), (count, 1)):
+        raise UserError(f"{what} must be one name per embedding, {count}; got shape {values.shape}")
+    return np.array(clean(values.reshape(-1), CLASS, what), object)
 
 
 def joined_labels(*sides: np.ndarray) -> np.ndarray:
@@ -53,8 +69,8 @@ def joined_labels(*sides: np.ndarray) -> np.ndarray:
     """
     if len({side.dtype.kind in "iu" for side in sides}) > 1:
         raise UserError(
-            f"labels are of type {' and '.join(str(side.dtype) for side in sides)}: give ids, or "
-            "names"
+            "labels are ids (integers) of some images and names of others: give ids of all, or "
+            "names of all"
         )
     return np.concatenate(sides)
 

@@ -15,6 +15,7 @@ from tfdml.evaluation.metrics import find_metric, ks_within, metric_names
 from tfdml.evaluation.relevance import Relevance
 from tfdml.evaluation.retrieval import evaluate_retrieval
 from tfdml.labels import integer_labels
+from tfdml.names import CLASS, TEXT, clean
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 if TYPE_CHECKING:
@@ -224,8 +225,10 @@ def class_embeddings(
         >>> class_embeddings(embed_texts, ["cat", "zebra"], ["a {}", "a photo of a {}"]).shape
         (2, 2)
     """
-    if not len(class_names) or not all(name.strip() for name in class_names):
-        raise UserError("zero-shot classification needs the name of each class, none of them empty")
+    class_names = clean(class_names, CLASS, "class_names")
+    templates = clean(templates, TEXT, "templates")
+    if not class_names:
+        raise UserError("zero-shot classification needs the name of each class")
     if not templates or not all("{}" in template for template in templates):
         raise UserError(
             "a template needs {} in the place of the class's name, such as 'a photo of a {}'"
@@ -278,7 +281,8 @@ def evaluate_zero_shot(
         raise UserError(f"labels must be rows of classes, 0 to {len(classes) - 1}; got {ends}")
     rows = list(range(len(classes)))
     # Made distinct, as two classes may have one name.
-    titles = [f"{name} (row {row})" for row, name in enumerate(class_names or ())]
+    names = clean(class_names or (), CLASS, "class_names")
+    titles = [f"{name} (row {row})" for row, name in enumerate(names)]
     warn_of_indistinct(classes, np.asarray(titles or rows), "cosine")
     depths = ks_within(ks, len(classes))
     options: dict[str, Any] = {

@@ -33,6 +33,7 @@ from tfdml.export import saved_model
 from tfdml.export.saved_model import SIGNATURES, quiet, refuse
 from tfdml.io.files import Kinds, compare_files, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
+from tfdml.names import CLASS_OR_NONE, ID, clean
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
 RETRIEVER_CARD = "retriever.json"
@@ -74,6 +75,9 @@ class Gallery:
     def __post_init__(self):
         if not len(self.ids):
             raise UserError("the gallery is empty: a retriever needs at least one item")
+        object.__setattr__(self, "ids", clean(self.ids, ID, "gallery ids"))
+        classes = clean(self.classes, CLASS_OR_NONE, "gallery classes")
+        object.__setattr__(self, "classes", classes)
         embeddings = check_embeddings(self.embeddings, "gallery embeddings")
         sizes = [len(column) for column in (embeddings, self.ids, self.classes, self.metadata)]
         if len(set(sizes)) > 1:
@@ -83,12 +87,10 @@ class Gallery:
             )
         if len(zero := np.flatnonzero(~embeddings.any(axis=1))):
             raise UserError(f"gallery item {self.ids[zero[0]]}: its embedding has length 0")
-        if twice := [
-            name for name, count in collections.Counter(self.ids).items() if count > 1 or not name
-        ]:
+        counts = collections.Counter(self.ids)
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise UserError(
-                f"{len(twice)} ids are empty or occur twice, the first is {twice[0]!r}: rename or "
-                "remove it"
+                f"{len(twice)} ids occur twice, the first is {twice[0]!r}: rename or remove it"
             )
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
 

@@ -12,8 +12,9 @@ from keras import ops
 
 from tfdml import workarounds
 from tfdml.arguments import boolean, integer, one_of
-from tfdml.errors import UserError, user_errors
+from tfdml.errors import UserError
 from tfdml.models.embedder import Embedder, Head, mode_of
+from tfdml.names import TEXT, clean
 from tfdml.pairwise import refuse_outside
 from tfdml.saving import SavedByArguments, restore
 
@@ -234,18 +235,10 @@ class TextEmbedder(Embedder):
             Traceback (most recent call last):
             tfdml.errors.UserError: 1 of 2 texts do not fit into 4 tokens, the first is text 1, ...
         """
-        for row, text in enumerate(texts):
-            if not isinstance(text, str) or not text.strip():
-                raise UserError(
-                    f"text {row} is {text!r}: a text must have a letter; leave its item out"
-                )
-            with user_errors(
-                UnicodeEncodeError, f"text {row} is {text!r}: it is no UTF-8; write it again"
-            ):
-                text.encode()
+        texts = clean(texts, TEXT, "texts", lambda row: f"text {row}")
         parts, full = [np.zeros((0, self.length), np.int32)], []
         for first in range(0, len(texts), _BATCH):
-            ids, is_full = self.encode(list(texts[first : first + _BATCH]))
+            ids, is_full = self.encode(texts[first : first + _BATCH])
             full += (first + np.flatnonzero(is_full)).tolist()
             parts.append(np.asarray(ids, np.int32))
         if full:

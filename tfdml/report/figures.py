@@ -20,6 +20,7 @@ from tfdml.evaluation.calibration import Identification
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import OperatingPoint, PairHistogram, Verification
+from tfdml.names import class_names_of
 from tfdml.report.runs import Run
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 
@@ -373,7 +374,8 @@ def map(
     classes, counts = np.unique(labels[rows], return_counts=True)
     shown = classes[np.argsort(-counts, kind="stable")][:STYLES].tolist()
     figure = Figure((7.5, 6), layout="constrained")
-    names = {label: str((class_names or {}).get(label, label)) for label in shown}
+    given = class_names_of(class_names or {}, "class_names")
+    names = {label: given.get(label, str(label)) for label in shown}
     _plot_map(figure, places, labels[rows], names, {"dot": "#cccccc", "card": "white"}.get)
     # What a notebook displays as a cell's value, whether or not pyplot is imported.
     vars(figure)["_repr_png_"] = functools.partial(_png, figure)
