@@ -1,11 +1,14 @@
 """Every entrance by which a name comes from outside, other than a table file, reads it alike."""
 
 import ast
+import base64
+import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from starlette.testclient import TestClient
 
 import tfdml
@@ -15,8 +18,7 @@ from tfdml.cli import embed as embed_command
 from tfdml.cli import search as search_command
 from tfdml.data import ArrayImages, EncodedImages, FileImages, ImageDataset
 from tfdml.data.images import VectorImages
-from tfdml.demo import Demo, application
-from tfdml.demo import Gallery as DemoGallery
+from tfdml.demo import Demo, Gallery, page_routes
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
 from tfdml.evaluation import (
@@ -33,6 +35,10 @@ from tfdml.evaluation import (
 from tfdml.export.retriever import Gallery as RetrieverGallery
 from tfdml.models import ByteTokenizer, TextEmbedder, byte_encoder
 from tfdml.results import RetrievalResults
+from tfdml.web.application import application
+from tfdml.web.lanes import Lanes
+from tfdml.web.requests import parse_call
+from tfdml.web.settings import WebSettings
 
 COMPOSED, DECOMPOSED = "caf\u00e9", "cafe\u0301"
 PIXELS = np.zeros((2, 8, 8, 3), np.uint8)
@@ -126,11 +132,6 @@ def in_a_retriever(image="a", name="bus"):
     return gallery.ids, gallery.classes
 
 
-def in_a_demo(image="a", name="bus"):
-    gallery = DemoGallery("cars", [image, "b"], np.eye(2), [name, ""])
-    return gallery.names, gallery.classes
-
-
 def of_tokens(value):
     model = TextEmbedder(byte_encoder(16, width=2), ByteTokenizer(16), embedding_dim=2)
     return model.tokenize([value]).tolist()
@@ -144,8 +145,9 @@ def of_backend(value):
 
 def in_the_address_of_a_page(value, *_):
     backend = Backend()
-    demo = Demo(DemoGallery("cars", ["a"], np.ones((1, 2))), len, embed_texts=backend.embed_texts)
-    answer = TestClient(application(demo)).get("/", params={"text": value})
+    demo = Demo(Gallery("cars", ["a"], np.ones((1, 2))), len, embed_texts=backend.embed_texts)
+    routes = page_routes(demo, Lanes(WebSettings()))
+    answer = TestClient(application(routes), "http://localhost").get("/", params={"text": value})
     if answer.status_code == 400:
         raise UserError(answer.text)
     return backend.texts
@@ -172,6 +174,16 @@ def as_a_flag(value, monkeypatch, tmp_path):
     np.save(tmp_path / "gallery.npy", np.ones((1, 2), np.float32))
     arguments = ("--model=m", f"--gallery={tmp_path / 'gallery.npy'}", f"--text={value}")
     return on_a_command_line(search_command, monkeypatch, *arguments)
+
+
+def in_a_request(value, *_):
+    signatures = {"embed_texts": {"texts": tf.TensorSpec((None,), tf.string)}}
+    forms = [value, {"b64": base64.b64encode(value.encode()).decode()}]
+    request = {"instances": forms, "signature_name": "embed_texts"}
+    call = parse_call(json.dumps(request).encode(), signatures, 2)
+    first, second = (text.decode() for text in call.inputs["texts"])
+    assert first == second
+    return [first]
 
 
 CLASSES = {
@@ -207,7 +219,6 @@ CLASSES = {
     "map class_names": in_a_legend,
     "evaluate_zero_shot class_names": of_zero_shot,
     "Gallery classes": lambda value: in_a_retriever(name=value),
-    "demo.Gallery classes": lambda value: in_a_demo(name=value),
 }
 IDS = {
     "Index.add ids": lambda value: of_index(NUMBERS, image_id=value),
@@ -216,7 +227,6 @@ IDS = {
     "RetrievalResults.of_arrays query_ids": lambda value: of_arrays(query=value),
     "RetrievalResults.of_arrays ids": lambda value: of_arrays(neighbor=value),
     "Gallery ids": lambda value: in_a_retriever(image=value),
-    "demo.Gallery names": lambda value: in_a_demo(image=value),
     "FileImages paths": lambda value: FileImages((value, "a")).names,
     "EncodedImages names": lambda value: EncodedImages((b"", b""), (value, "a")).names,
     "ArrayImages names": lambda value: ArrayImages(PIXELS, (value, "a")).names,
@@ -235,16 +245,19 @@ WRITTEN_TEXTS = {
     "embed --texts=FILE": in_a_text_file,
     "search --text": as_a_flag,
     "the demo's text=": in_the_address_of_a_page,
+    "the texts of a request": in_a_request,
 }
 PLACES = {**CLASSES, **IDS, **TEXTS}
 BAD = {"a byte": b"\xff", "a control character": "a\x00b", "nothing": None, "a fraction": 0.5}
 # Items without a class, and queries without a neighbor.
 MAY_BE_MISSING = (
     "Gallery classes",
-    "demo.Gallery classes",
+    "RetrievalResults.search class_names",
+    "ImageDataset class_names",
+    "map class_names",
     "RetrievalResults.of_arrays ids",
 )
-NO_NAME = "is no UTF-8|control characters|is empty|must be a text|0.5 is not a whole number"
+NO_NAME = "is no UTF-8|control characters|is empty|must be a text|must be integers"
 
 # Arguments of these names, of texts, that public functions and classes have.
 WORDS = {"class_names", "texts", "ids", "query_ids", "gallery_ids", "templates"}
@@ -252,8 +265,12 @@ WORDS = {"class_names", "texts", "ids", "query_ids", "gallery_ids", "templates"}
 WITHIN = {
     "ImageTable class_names": "of a data set, or of a table",
     "ViewItems texts": "of a data set",
+    "require_utf8 texts": "a check",
     "Rows ids": "of a database",
     "class_names_of class_names": "the door itself",
+    **dict.fromkeys(
+        [f"GalleryDatabase.{name} ids" for name in ("upsert", "delete", "rows")], "databases"
+    ),
     "class_of_each class_names": "of a data set, or of a table",
     "dataset_of class_names": "for ImageDataset",
     "evaluate_views texts": "vectors",

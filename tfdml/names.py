@@ -251,7 +251,7 @@ def class_names_of(class_names: Mapping[int, Any], source: str) -> dict[int, str
     """Return the names of class ids, made plain.
 
     Args:
-        class_names: The name of each class id.
+        class_names: The name of each class id; empty for that of images without a class.
         source: As in `clean`.
 
     Raises:
@@ -264,7 +264,7 @@ def class_names_of(class_names: Mapping[int, Any], source: str) -> dict[int, str
     """
     ids = list(class_names)
     written = list(class_names.values())
-    names = clean(written, CLASS, source, lambda row: f"class id {ids[row]}")
+    names = clean(written, CLASS_OR_NONE, source, lambda row: f"class id {ids[row]}")
     first: dict[str, int] = {}
     for row, name in enumerate(names):
         other = first.setdefault(name, row)

@@ -149,6 +149,15 @@ def test_a_label_without_a_proxy_is_not_a_number(make, label):
     assert np.all(np.isfinite(np.delete(values, 2)))
 
 
+@pytest.mark.parametrize("make", [make for make in LOSSES if make is not ProxyAnchorLoss])
+def test_a_nan_of_an_image_is_that_of_this_image_alone(make):
+    labels, cosines = similarities(make)
+    cosines[2].flat[0] = np.nan
+    values = np.asarray(make().call(labels, cosines))
+    assert np.isnan(values[2])
+    assert np.all(np.isfinite(np.delete(values, 2)))
+
+
 @pytest.mark.parametrize(
     "make", [AMSoftmaxLoss, NormSoftmaxLoss, ArcFaceLoss, SubCenterArcFaceLoss]
 )

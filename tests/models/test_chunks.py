@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import first_quick
+from tests.marks import JAX, first_quick
 from tests.mathematics import assert_close, public_classes
 from tests.models.networks import SIZE, Taking, colored_batch, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
+from tests.processes import run_python
 from tests.training.method_steps import LEARNERS
 from tfdml import losses, objectives
 from tfdml.models import Embedder, MetricLearner
@@ -116,6 +117,11 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
     labels, x = colored_batch()
     rows = np.random.default_rng(1).permutation(12)[:size]
     check(lambda: learner(TERMS["pairs"]()), chunk, (labels[rows], x[rows]))
+
+
+def test_chunks_on_devices_of_jax_keep_the_order_of_the_batch():
+    pytest.importorskip("jax")
+    run_python("-m", "tests.models.jax_chunks", environment=JAX)
 
 
 def random_learner(few):

@@ -408,6 +408,20 @@ def test_the_gradient_is_that_of_one_device(name):
     assert_close(reported, terms)
 
 
+def test_the_logged_loss_of_unequal_replicas_is_that_of_one_device():
+    """Keras multiplies the loss of a replica by their number, and weighs it by its images."""
+    model = learner([TERMS["pairs"](), *TERMS["joint"]()])
+    labels, x = map(tf.constant, colored_batch())
+
+    def loss(y, images):
+        return model.compute_loss(None, y, model(images))
+
+    sizes = [7, 5]
+    parts = zip(tf.split(labels, sizes), tf.split(x, sizes), strict=True)
+    logged = [2 * share.numpy() for share in play(loss, *parts)]
+    assert_close(np.average(logged, weights=sizes), loss(labels, x))
+
+
 WITHOUT_PAIRS = {"proxy anchor", "moments of classes", "proxies sum"}
 WHOLE = {"rank mi", "joint norms", "kernels of largest values", "energy of mean", "spread"}
 

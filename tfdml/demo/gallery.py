@@ -21,7 +21,6 @@ from tfdml.embeddings.files import (
 )
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
-from tfdml.names import CLASS_OR_NONE, PATH, clean
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
 from tfdml.retrieval.galleries import connect, is_gallery
 
@@ -57,12 +56,9 @@ class Gallery:
         folder: str = "",
         distance: str = "euclidean",
     ):
-        self.title, self.folder, self.distance = title, folder, distance
-        self.names = clean(names, PATH, f"{title}: names")
+        self.title, self.names, self.folder, self.distance = title, names, folder, distance
         self.embeddings = check_embeddings(embeddings)
-        self.classes = None
-        if classes is not None:
-            self.classes = clean(classes, CLASS_OR_NONE, f"{title}: classes")
+        self.classes = None if classes is None else list(map(str, classes))
 
     def __len__(self) -> int:
         return len(self.embeddings)

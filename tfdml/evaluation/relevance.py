@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -38,12 +37,9 @@ def check_labels(labels: Any, count: int, what: str = "labels") -> np.ndarray:
 
 def are_names(labels: Any) -> bool:
     """Whether labels are names of classes, or names among ids, and not class ids alone."""
-    dtype = getattr(labels, "dtype", None)
-    if isinstance(dtype, np.dtype) and dtype.kind in "biuf":
-        return False
-    # As objects, since NumPy makes one text of a number or of bytes next to a text.
+    # As objects, since NumPy makes one text of a number next to a text.
     types = set(map(type, np.asarray(labels, object).flat))
-    return not all(issubclass(each, (numbers.Number, np.bool_)) for each in types)
+    return any(issubclass(each, (str, bytes)) for each in types)
 
 
 def ids_or_names(labels: Any, count: int, what: str = "labels") -> np.ndarray:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdml.data.decoding import header_size
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import parse_json
+from tfdml.names import TEXT, clean
 
 # The kinds of JSON's numbers that a kind of tensor takes; all others take any number.
 _KINDS = {"u": "iu", "i": "iu", "b": "b"}
@@ -148,8 +149,11 @@ def _pixels(data: bytes) -> int:
 
 def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
     """Return the array of a JSON value."""
-    with user_errors(ValueError, f"{name}: {REASON}"):
-        array = _bytes_of(value) if spec.dtype == tf.string else _numbers_of(value, spec.dtype)
+    if name == "texts":
+        array = _texts_of(value)
+    else:
+        with user_errors(ValueError, f"{name}: {REASON}"):
+            array = _bytes_of(value) if spec.dtype == tf.string else _numbers_of(value, spec.dtype)
     if not spec.shape.is_compatible_with(array.shape):
         expected = tuple(spec.shape.as_list())
         raise UserError(f"{name}: its shape is {array.shape}, and must be {expected}")
@@ -161,6 +165,15 @@ def _bytes_of(value: Any) -> np.ndarray:
     if isinstance(value, list):
         return np.array([_decoded(item) for item in value], object)
     return np.array(_decoded(value), object)
+
+
+def _texts_of(value: Any) -> np.ndarray:
+    """Return the UTF-8 bytes of texts, plain strings or as `_bytes_of`, made plain."""
+    written = value if isinstance(value, list) else [value]
+    with user_errors(ValueError, f"texts: {REASON}"):
+        read = [text if isinstance(text, str) else _decoded(text) for text in written]
+    plain = [text.encode() for text in clean(read, TEXT, "texts", lambda row: f"text {row}")]
+    return np.array(plain if isinstance(value, list) else plain[0], object)
 
 
 def _numbers_of(value: Any, dtype: tf.DType) -> np.ndarray:
