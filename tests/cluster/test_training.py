@@ -39,6 +39,13 @@ def test_a_folder_that_is_taken_is_refused_before_ray_is_started(tmp_path):
         )
 
 
+def test_a_run_that_has_ended_is_not_resumed(tmp_path):
+    (tmp_path / "result.json").write_text('{"metrics": {}, "epoch": 1}')
+    ended = dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path))
+    assert train_on_cluster(ended, ClusterSettings(), resume=True).result["epoch"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
 def kill_one(storage, killed):
     """Kill a worker when two checkpoints are in the storage."""
     while len(list(storage.glob("checkpoint_*"))) < 2 and not killed.wait(0.05):

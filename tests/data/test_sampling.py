@@ -247,6 +247,8 @@ KINDS = np.repeat([0, 1, 2], 15)
         (lambda: Share(ShuffleSampler(100, 10), 2, 2), "worker 2"),
         (lambda: check_divides(10, 4, "replicas"), "replicas"),
         (lambda: PairSampler(np.zeros((0, 2)), 2), "0 pairs"),
+        (lambda: WholeClassSampler(LABELS, 46), "batch_size=46: the data has 45 images"),
+        (lambda: ShuffleSampler(45, 46), "batch_size=46: the data has 45 images"),
         (lambda: PairSampler([[0, 1], [0, -1]], 2), "row 1"),
         (lambda: PairSampler([[0, 4.7], [0, 1]], 2), "row 0"),
         (lambda: PairSampler([[0, np.nan], [0, 1]], 2), "row 0"),

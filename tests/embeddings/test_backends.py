@@ -1,6 +1,7 @@
 """The same embedder from a .keras file, a SavedModel and a .tflite file embeds the same; other
 files are refused."""
 
+import dataclasses
 import json
 import shutil
 import zipfile
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.demo.pages import COLORS, Colors, encoded
 from tests.export import models_on_disk
 from tfdml import backbones
-from tfdml.data import EvaluationTransform, evaluation_batches
+from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.transforms import resize_to_side
 from tfdml.embeddings import embed
 from tfdml.embeddings.backends import embed_views, load_backend, load_embedder, views_of
@@ -97,6 +99,24 @@ def test_an_image_that_cannot_be_decoded_is_named(form, sources):
     with pytest.raises(UserError, match=r"image6\.jpg") as refused:
         sources[form].embed(dataset, 4)
     assert "image5" not in str(refused.value)
+
+
+def test_a_saved_model_answers_batch_by_batch_and_names_the_image_that_it_refuses():
+    """By a model that needs no graph."""
+    colors = ["red", "green", "blue", "red", "green"]
+    data = [encoded(COLORS[name]) for name in colors]
+    names = tuple(f"image{row}.png" for row in range(5))
+    images = EncodedImages(tuple(data), names)
+    dataset = ImageDataset("colors", "all", images, np.zeros(5, np.int64))
+    expected = np.array([COLORS[name] for name in colors]) / 255
+    np.testing.assert_allclose(Colors().embed(dataset, 2), expected, atol=1e-6)
+    data[3] = data[3][:-40]
+    damaged = dataclasses.replace(dataset, images=EncodedImages(tuple(data), names))
+    with pytest.raises(UserError, match=r"colors refuses image3\.png"):
+        Colors().embed(damaged, 2)
+    (rows, *more), vectors = zip(*Colors().stream_readable(damaged, 4), strict=True)
+    assert [*rows, *np.concatenate(more)] == [0, 1, 2, 4]
+    np.testing.assert_allclose(np.concatenate(vectors), expected[[0, 1, 2, 4]], atol=1e-6)
 
 
 def test_a_file_without_a_card_or_with_that_of_another_model_is_refused(models, tmp_path):

@@ -6,10 +6,17 @@ import shutil
 
 import pytest
 
+import tfdml
 from tests.export import models_on_disk
 from tfdml.embeddings.backends import load_backend
-from tfdml.embeddings.model_card import compare_with_card, describe_files, view_of_card
+from tfdml.embeddings.model_card import (
+    compare_with_card,
+    describe_files,
+    view_of,
+    view_of_card,
+)
 from tfdml.errors import UserError
+from tfdml.models import Embedder, Head
 
 
 def flip(path):
@@ -40,6 +47,13 @@ def test_a_flipped_bit_is_seen_in_what_is_loaded_alone(name, models, tmp_path):
     ) as error:
         load_backend(version / name)
     assert "\n" not in str(error.value)
+
+
+def test_a_card_states_the_view_of_images_or_the_dimension_of_vectors():
+    assert view_of(Head(8, embedding_dim=3)) == {"dimension": 8}
+    view = {"resize": 24, "image_size": 16, "resize_mode": "shorter"}
+    embedder = Embedder(tfdml.backbones.resolve("conv4", 16, width=2), image_size=16, resize=24)
+    assert view_of(embedder) == view
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,13 @@ from tests.export.networks import difference, picture, small_embedder
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
 from tfdml.export import export_saved_model
-from tfdml.export.saved_model import frozen_module, new_version, version_numbers
-from tfdml.models import Embedder
+from tfdml.export.saved_model import (
+    _texts_endpoint,
+    frozen_module,
+    new_version,
+    version_numbers,
+)
+from tfdml.models import ByteTokenizer, Embedder, TextEmbedder, byte_encoder
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +139,25 @@ def test_exporters_at_once_get_numbers_of_their_own(tmp_path):
         str(number) for number in range(24)
     ]
     assert len(list(tmp_path.iterdir())) == 24
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_texts_are_embedded_and_refused_as_by_the_embedder(truncate):
+    model = TextEmbedder(
+        byte_encoder(8, width=2), ByteTokenizer(8), embedding_dim=3, truncate=truncate
+    )
+    spec = [tf.TensorSpec((None,), tf.string)]
+    answer = tf.function(_texts_endpoint(model), input_signature=spec, autograph=False)
+
+    def embedded(texts):
+        return answer(tf.constant(texts, tf.string))["embedding"].numpy()
+
+    np.testing.assert_allclose(embedded(["a", "b c"]), model.embed_texts(["a", "b c"]), atol=1e-6)
+    assert embedded([]).shape == (0, 3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"texts\[1\] of 2: is empty"):
+        embedded(["a", " "])
+    if truncate:
+        np.testing.assert_array_equal(embedded(["a" * 9]), embedded(["a" * 8]))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="does not fit into 8 tokens"):
+            embedded(["a" * 8])
