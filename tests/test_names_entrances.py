@@ -19,6 +19,7 @@ from tfdml.cli import search as search_command
 from tfdml.data import ArrayImages, EncodedImages, FileImages, ImageDataset
 from tfdml.data.images import VectorImages
 from tfdml.demo import Demo, Gallery, page_routes
+from tfdml.embeddings import ImageTable
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
 from tfdml.evaluation import (
@@ -217,6 +218,9 @@ CLASSES = {
     ).tolist(),
     "ImageDataset class_names": lambda value: of_dataset(class_names={0: value, 1: "bus"}),
     "map class_names": in_a_legend,
+    "ImageTable class_names": lambda value: ImageTable(
+        ("a",), [0], class_names={0: value}
+    ).classes.tolist(),
     "evaluate_zero_shot class_names": of_zero_shot,
     "Gallery classes": lambda value: in_a_retriever(name=value),
 }
@@ -254,6 +258,7 @@ MAY_BE_MISSING = (
     "Gallery classes",
     "RetrievalResults.search class_names",
     "ImageDataset class_names",
+    "ImageTable class_names",
     "map class_names",
     "RetrievalResults.of_arrays ids",
 )
@@ -263,7 +268,6 @@ NO_NAME = "is no UTF-8|control characters|is empty|must be a text|must be intege
 WORDS = {"class_names", "texts", "ids", "query_ids", "gallery_ids", "templates"}
 # Those that are no entrances, and why.
 WITHIN = {
-    "ImageTable class_names": "of a data set, or of a table",
     "ViewItems texts": "of a data set",
     "require_utf8 texts": "a check",
     "Rows ids": "of a database",
@@ -332,6 +336,14 @@ def test_every_public_argument_of_names_is_an_entrance_that_is_tested():
             kind = ast.unparse(argument.annotation) if argument.annotation else ""
             if word in WORDS and re.search(r"\[.*\bstr\b|Any", kind) and name not in WITHIN:
                 assert name in PLACES, f"{file}: {name}: {kind}"
+
+
+def test_roles_are_made_plain_or_refused_and_not_cut():
+    table = ImageTable(("a", "b"), roles=[b"query ", "gallery"])
+    assert table.roles.tolist() == ["query", "gallery"]
+    for role in ("galleries", "", 0.5):
+        with pytest.raises(UserError, match="roles"):
+            ImageTable(("a", "b"), roles=["query", role])
 
 
 def test_a_word_for_missing_is_noted_at_every_entrance_of_classes(monkeypatch):

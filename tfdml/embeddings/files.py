@@ -31,7 +31,7 @@ from tfdml.errors import REASON, UserError, differences, user_errors
 from tfdml.io import files
 from tfdml.io.tables import Column, Table, read_table, vector_blocks
 from tfdml.labels import integer_labels
-from tfdml.names import CLASS, FLAG, ID, PATH, ROLE
+from tfdml.names import CLASS, FLAG, ID, PATH, ROLE, class_names_of, clean, quoted
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
@@ -76,7 +76,8 @@ class ImageTable:
             there are none.
 
     Raises:
-        UserError: They differ in number.
+        UserError: They differ in number, a role is another one, or `tfdml.names.clean` refuses a
+            class.
     """
 
     names: tuple[str, ...]
@@ -89,7 +90,9 @@ class ImageTable:
         if self.labels is not None:
             object.__setattr__(self, "labels", integer_labels(self.labels))
         if self.roles is not None:
-            object.__setattr__(self, "roles", np.asarray(self.roles, "<U7"))
+            object.__setattr__(self, "roles", _as_roles(self.roles))
+        class_names = class_names_of(self.class_names, "class_names")
+        object.__setattr__(self, "class_names", class_names)
         sizes = [
             len(column)
             for column in (self.names, self.labels, self.roles, self.groups)
@@ -257,6 +260,13 @@ class StoredEmbeddings(ImageTable):
             groups=None if groups is None or (groups < 0).all() else groups,
             embeddings=self.embeddings[part],
         )
+
+
+def _as_roles(roles: Any) -> np.ndarray:
+    names = clean(roles, ROLE, "roles")
+    for name in sorted({*names} - {*ROLE_NAMES}):
+        raise UserError(f"roles: one of {', '.join(ROLE_NAMES)}, not {quoted(name)}")
+    return np.array(names, "<U7")
 
 
 def class_of_each(labels: Any, class_names: Mapping[int, str]) -> np.ndarray:
