@@ -279,10 +279,10 @@ class _Side:
             stored = read_embeddings(path)
             if stored.classes is None:
                 raise UserError("has no classes: add the class of each embedding", **{name: path})
-            side = cls(stored.embeddings, stored.classes.astype(str), stored.model)
+            side = cls(stored.embeddings, stored.classes, stored.model)
         elif kind == "images":
             images = DataChoice("folder", path, {}, flags.bad_images).load("all")
-            classes = class_of_each(images.labels, images.class_names).astype(str)
+            classes = class_of_each(images.labels, images.class_names)
             vectors = source().embed(images, flags.batch_size)
             side = cls(vectors, classes, source().fingerprint())
         else:
@@ -302,7 +302,7 @@ class _Side:
 
         load_tensorflow()
         items = Retriever.load(path).gallery()
-        return cls(items.embeddings, np.array(items.classes), items.model)
+        return cls(items.embeddings, np.array(items.classes, object), items.model)
 
 
 def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:

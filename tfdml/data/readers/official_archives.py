@@ -22,7 +22,7 @@ from tfdml.data.readers.tables import first_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file
 from tfdml.io.tables import Table, read_words
-from tfdml.names import CLASS, ID, PATH, ROLE, Kind, warn
+from tfdml.names import CLASS, ID, PATH, ROLE, Kind, clean, warn
 
 # Published numbers of each part, by data set.
 NUM_IMAGES = {
@@ -168,7 +168,10 @@ def _car_names(root: pathlib.Path) -> dict[int, str]:
     """Names by label, from the meta file or, without it, from the merged table, which repeats
     them."""
     path = _find_table(root, "cars_meta.mat") or _find_table(root, "cars_annos.mat")
-    return dict(enumerate(map(str, _load_mat(path, "class_names")))) if path else {}
+    if path is None:
+        return {}
+    names = map(str, _load_mat(path, "class_names"))
+    return dict(enumerate(clean(names, CLASS, f"cars196: {path}")))
 
 
 def read_cub200(
@@ -325,8 +328,9 @@ def read_omniglot(
         )
     images = _omniglot_zip(archive, stem) if archive.is_file() else _omniglot_folder(folder)
     # Names read .../<alphabet>/<character>/<image>.png
-    classes = ["/".join(name.replace(os.sep, "/").split("/")[-3:-1]) for name in images.names]
-    names, labels = np.unique(classes, return_inverse=True)
+    folders = ["/".join(name.replace(os.sep, "/").split("/")[-3:-1]) for name in images.names]
+    classes = clean(folders, CLASS, f"omniglot: {stem}", images.names.__getitem__)
+    names, labels = np.unique(np.array(classes, object), return_inverse=True)
     first = 0 if split == "train" else NUM_CLASSES["omniglot"]["train"]
     dataset = ImageDataset(
         "omniglot", split, images, labels + first, dict(enumerate(map(str, names), first))
