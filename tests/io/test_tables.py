@@ -229,14 +229,23 @@ def test_parts_of_a_table_are_one_and_rows_are_named_by_part(tmp_path):
     assert table.columns == {"path": ["a", "b", "c"], "group": ["1", "", ""]}
     with pytest.raises(UserError, match=r"column group, 1\.parquet, row 2: is empty"):
         read_table("", str(tmp_path), COLUMNS, parts=parts)
+    pq.write_table(pa.table({"path": ["c", ""], "label": [4, 5]}), tmp_path / "2.parquet")
+    with pytest.raises(UserError, match=r"column path, 2\.parquet, row 2: is empty"):
+        read_table("", str(tmp_path), columns, parts=parts)
 
 
 def test_equal_texts_are_one_object_and_large_tables_are_refused(tmp_path, monkeypatch):
     column = pa.DictionaryArray.from_arrays(np.zeros(300_000, np.int32), ["x" * 5000])
-    pq.write_table(pa.table({"label": column}), tmp_path / "x.parquet")
+    table = pa.table({"label": column})
+    pq.write_table(table, tmp_path / "x.parquet", store_schema=False)
     assert os.path.getsize(tmp_path / "x.parquet") < 100_000
+    usual = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(usual)
+    pa.set_memory_pool(pool)
     labels = read(tmp_path / "x.parquet")["label"]
+    pa.set_memory_pool(usual)
     assert len(labels) == 300_000
+    assert pool.max_memory() < 2**26
     assert all(label is labels[0] for label in labels)
     monkeypatch.setattr(tables.files, "free_memory", lambda: 4e6)
     with pytest.raises(UserError, match=r"x\.parquet would take 5 MB of memory, of at most 2 MB"):
