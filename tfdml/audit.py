@@ -26,32 +26,32 @@ from tfdml.names import PATH, ROLE
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
 # Neighbors of each image that are searched; the nearest of these may be duplicates.
-_NEIGHBORS, _NEAREST = 10, 5
+_NEIGHBORS = 10
+_NEAREST = 5
 # Sides of the thumbnail that is kept of an image, of the views that are compared first, and of
 # those that are aligned.
-_SIDE, _COARSE, _FINE = 64, 16, 40
+_SIDE = 64
+_COARSE = 16
+_FINE = 40
 # Below this, thumbnails that are not aligned yet are of different images.
 _PROMISING = 0.85
 # From this correlation on, no better alignment is looked for.
 _SURE = 0.95
 # From these scores on, of pixels and of vectors, one of two images may go.
-_SAME_PICTURE, _SAME_VECTOR = 0.9, 1 - 1e-6
+_SAME_PICTURE = 0.9
+_SAME_VECTOR = 1 - 1e-6
 # Left and right, or two colors, may be different products: the most that mirror images score, and
 # images of which a place differs by so many levels; and how much more alike than the image itself a
 # mirror image has to be.
-_UNSURE, _LEVELS, _CLEARLY = 0.89, 24, 0.02
+_UNSURE = 0.89
+_LEVELS = 24
+_CLEARLY = 0.02
 # Of the windows in which an image is looked for in another: their sides, and places in the room
 # around them.
 _PLACES = (0.0, 0.5, 1.0)
-_WINDOWS: list[tuple[float, ...]] = [
-    (1.0, 0.0, 0.0),
-    *(
-        (side, x * (1 - side), y * (1 - side))
-        for side in (0.95, 0.9, 0.85, 0.8)
-        for x in _PLACES
-        for y in _PLACES
-    ),
-]
+_PLACED = itertools.product((0.95, 0.9, 0.85, 0.8), _PLACES, _PLACES)
+_WINDOWS: list[tuple[float, ...]] = [(1.0, 0.0, 0.0)]
+_WINDOWS += [(side, x * (1 - side), y * (1 - side)) for side, x, y in _PLACED]
 # How a window moves: its side, left and top, in steps.
 _MOVES = [
     *((0, 1, 0), (0, -1, 0), (0, 0, 1), (0, 0, -1), (1, 0, 0), (-1, 0, 0)),
@@ -129,45 +129,52 @@ def _correlations(
 ) -> np.ndarray:
     """(P,) how well the details of two images agree, once they are aligned; 0 where they look
     different at once."""
-    from PIL import Image
-
     thumbnails = np.empty((count, _SIDE, _SIDE, 3), np.uint8)
     views, mirror_views = np.empty((2, count, 3 * _COARSE**2), np.float32)
+    pairs_of = _pairs_of_images(pairs)
+    scores = np.zeros(len(pairs))
 
     def look(row: int) -> None:
-        image = Image.fromarray(picture(row)).resize((_SIDE, _SIDE), Image.Resampling.BOX)
-        thumbnails[row] = np.asarray(image)
+        thumbnails[row] = _thumbnail(picture(row))
         small = _window(thumbnails[row], _WINDOWS[0], _COARSE)
         views[row], mirror_views[row] = _normalized(np.stack([small, small[:, ::-1]]))
-
-    # The numbers of the pairs that an image is in.
-    pairs_of = collections.defaultdict(list)
-    for number, (a, b) in enumerate(pairs.tolist()):
-        pairs_of[a].append(number)
-        pairs_of[b].append(number)
-    scores = np.zeros(len(pairs))
 
     def compare(row: int) -> None:
         numbers = pairs_of[row]
         near = pairs[numbers].sum(axis=1) - row
-        windows = _normalized(
-            np.stack([_window(thumbnails[row], window, _COARSE) for window in _WINDOWS])
-        )
-        similar = np.concatenate(
-            [views[near] @ windows.T, mirror_views[near] @ windows.T - _CLEARLY], axis=1
-        )
+        large = thumbnails[row]
+        similar = _similarities(large, views[near], mirror_views[near])
         for other, number, values in zip(near, numbers, similar, strict=True):
             if values.max() >= _PROMISING and scores[number] < _SURE:
                 mirror, window = divmod(int(values.argmax()), len(_WINDOWS))
-                score = _alignment(
-                    thumbnails[row], thumbnails[other], bool(mirror), _WINDOWS[window]
-                )
+                score = _alignment(large, thumbnails[other], bool(mirror), _WINDOWS[window])
                 scores[number] = max(scores[number], score)
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(look, range(count)))
         list(pool.map(compare, sorted(pairs_of)))
     return scores
+
+
+def _similarities(large: np.ndarray, views: np.ndarray, mirror_views: np.ndarray) -> np.ndarray:
+    """(n, 2 W) how similar n views are to each window of a thumbnail, upright and then mirrored."""
+    windows = _normalized(np.stack([_window(large, window, _COARSE) for window in _WINDOWS]))
+    return np.concatenate([views @ windows.T, mirror_views @ windows.T - _CLEARLY], axis=1)
+
+
+def _thumbnail(image: np.ndarray) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.fromarray(image).resize((_SIDE, _SIDE), Image.Resampling.BOX))
+
+
+def _pairs_of_images(pairs: np.ndarray) -> dict[int, list[int]]:
+    """Return the numbers of the pairs that each image is in."""
+    pairs_of = collections.defaultdict(list)
+    for number, (a, b) in enumerate(pairs.tolist()):
+        pairs_of[a].append(number)
+        pairs_of[b].append(number)
+    return pairs_of
 
 
 def _alignment(
@@ -184,33 +191,31 @@ def _alignment(
 
     def fit(window: tuple[float, ...]) -> float:
         side, left, top = window
-        inside = (
-            _SMALLEST_SIDE <= side <= 1
-            and min(left, top) >= 0
-            and max(left, top) + side <= 1.000001
-        )
-        return (
-            float(_normalized(_window(large, window, _FINE)[None])[0] @ reference)
-            if inside
-            else -1.0
-        )
+        is_inside = min(left, top) >= 0 and max(left, top) + side <= 1.000001
+        if not (_SMALLEST_SIDE <= side <= 1 and is_inside):
+            return -1.0
+        view = _normalized(_window(large, window, _FINE)[None])[0]
+        return float(view @ reference)
 
-    best, step = fit(window), 0.025
+    best = fit(window)
+    step = 0.025
     while step > 0.002 and _details(_window(large, window, _FINE), target) < _SURE:
-        moves = [
-            tuple(place + step * by for place, by in zip(window, move, strict=True))
-            for move in _MOVES
-        ]
+        moves = [_moved(window, move, step) for move in _MOVES]
         fits = [fit(other) for other in moves]
         if max(fits) > best:
-            best, window = max(fits), moves[int(np.argmax(fits))]
+            best = max(fits)
+            window = moves[int(np.argmax(fits))]
         else:
             step /= 2
     view = _window(large, window, _FINE)
-    levels = np.abs(
-        uniform_filter(np.subtract(view, target, dtype=np.float32), size=(7, 7, 1), mode="nearest")
-    ).max()
-    return min(_details(view, target), _UNSURE if mirror or levels > _LEVELS else 0.9999)
+    difference = np.subtract(view, target, dtype=np.float32)
+    levels = np.abs(uniform_filter(difference, size=(7, 7, 1), mode="nearest")).max()
+    is_unsure = mirror or levels > _LEVELS
+    return min(_details(view, target), _UNSURE if is_unsure else 0.9999)
+
+
+def _moved(window: tuple[float, ...], move: tuple[float, ...], step: float) -> tuple[float, ...]:
+    return tuple(place + step * by for place, by in zip(window, move, strict=True))
 
 
 def _details(one: np.ndarray, other: np.ndarray) -> float:
@@ -282,35 +287,59 @@ def label_confidences(
     2021. Rifkin and Lippert, "Notes on regularized least squares", 2007, for leaving out each
           image.
     """
-    x, labels = unit_rows(check_embeddings(embeddings)), integer_labels(labels)
+    x = unit_rows(check_embeddings(embeddings))
+    labels = integer_labels(labels)
     if len(labels) != len(x):
         raise UserError(f"{len(x)} embeddings, but {len(labels)} labels")
-    confidences, suggestions = np.full(len(x), np.nan, np.float32), labels.copy()
+    confidences = np.full(len(x), np.nan, np.float32)
+    suggestions = labels.copy()
     rows = np.flatnonzero(labels >= 0)
     classes, own, counts = np.unique(labels[rows], return_inverse=True, return_counts=True)
     enough = counts >= _FEWEST
     if len(classes) < 2 or not enough.any():
         return confidences, suggestions
-    x = x[rows] - x[rows].mean(axis=0)
-    covariance = (x.T @ x).astype(np.float64)
-    penalty = max(ridge * np.trace(covariance) / len(covariance), np.finfo(np.float32).tiny)
-    inverse = np.linalg.inv(covariance + penalty * np.eye(len(covariance))).astype(np.float32)
-    sums = np.add.reduceat(x[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
-    weights, priors = inverse @ sums.T, (counts / len(x)).astype(np.float32)
-    leverage = np.einsum("nd,nd->n", x @ inverse, x).clip(max=0.999)
-    support, best = np.empty(len(x), np.float32), np.empty(len(x), np.int64)
-    # A block has the scores of all classes, 128 MB: with priors, and times 1 - leverage.
-    for part in row_blocks(len(x), max(1, 2**25 // len(classes))):
-        scores = x[part] @ weights + priors
-        each = np.arange(len(scores)), own[part]
-        scores[each] -= leverage[part]
-        support[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
-        best[part] = np.where(enough, scores, -np.inf).argmax(axis=1)
+    support, best = _left_out_scores(x[rows], own, counts, enough, ridge)
     usual = np.bincount(own, weights=support) / counts
     usual = np.maximum(usual, max(float(support.mean()) / 4, 1e-6))
     confidences[rows] = np.where(enough[own], support / usual[own], np.nan)
     suggestions[rows] = np.where(enough[own], classes[best], labels[rows])
     return confidences, suggestions
+
+
+def _left_out_scores(
+    x: np.ndarray, own: np.ndarray, counts: np.ndarray, enough: np.ndarray, ridge: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a classifier of all images but one says of that one, for each in turn.
+
+    Args:
+        x: (N, d) vectors of length 1.
+        own: (N,) the number of each image's class.
+        counts: (C,) images of each class.
+        enough: (C,) bool, whether a class may be suggested.
+        ridge: As `label_confidences`.
+
+    Returns:
+        (N,) the score of its own class beyond the class's share, and (N,) the class with the
+        highest.
+    """
+    x = x - x.mean(axis=0)
+    covariance = (x.T @ x).astype(np.float64)
+    penalty = max(ridge * np.trace(covariance) / len(covariance), np.finfo(np.float32).tiny)
+    inverse = np.linalg.inv(covariance + penalty * np.eye(len(covariance))).astype(np.float32)
+    sums = np.add.reduceat(x[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
+    weights = inverse @ sums.T
+    priors = (counts / len(x)).astype(np.float32)
+    leverage = np.einsum("nd,nd->n", x @ inverse, x).clip(max=0.999)
+    support = np.empty(len(x), np.float32)
+    best = np.empty(len(x), np.int64)
+    # A block has the scores of all classes, 128 MB: with priors, and times 1 - leverage.
+    for part in row_blocks(len(x), max(1, 2**25 // len(counts))):
+        scores = x[part] @ weights + priors
+        each = np.arange(len(scores)), own[part]
+        scores[each] -= leverage[part]
+        support[part] = scores[each] / (1 - leverage[part]) - priors[own[part]]
+        best[part] = np.where(enough, scores, -np.inf).argmax(axis=1)
+    return support, best
 
 
 def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
@@ -333,9 +362,8 @@ def outlier_factors(neighbors: np.ndarray, distances: np.ndarray) -> np.ndarray:
     Source: Breunig et al., "LOF: identifying density-based local outliers", SIGMOD 2000.
     """
     reach = np.maximum(distances[neighbors, -1], distances).mean(axis=1)
-    density = 1 / np.maximum(
-        reach, max(1e-6 * float(np.median(reach)), float(np.finfo(np.float32).tiny))
-    )
+    smallest = max(1e-6 * float(np.median(reach)), float(np.finfo(np.float32).tiny))
+    density = 1 / np.maximum(reach, smallest)
     return density[neighbors].mean(axis=1) / density
 
 
@@ -400,10 +428,8 @@ class Audit:
 
     def groups(self) -> list[list[Finding]]:
         """Return the groups of duplicates, images to keep first and those to check last."""
-        return [
-            list(group)
-            for _, group in itertools.groupby(self.of("duplicate"), lambda finding: finding.group)
-        ]
+        groups = itertools.groupby(self.of("duplicate"), lambda finding: finding.group)
+        return [list(group) for _, group in groups]
 
     def counts(self) -> collections.Counter[str]:
         """Return how many findings of each kind there are, and of duplicates how many groups,
@@ -412,16 +438,14 @@ class Audit:
         Their keys are `"group"`, `"across class"`, `"across split"`, `"keep"`, `"drop"` and
         `"check"`.
         """
-        groups = self.groups()
-        across = [
-            f"across {kind}"
-            for kind in ("class", "split")
-            for group in groups
-            if kind in group[0].across
-        ]
-        actions = [finding.action for finding in self.of("duplicate")]
-        kinds = [finding.kind for finding in self.findings]
-        return collections.Counter(kinds + actions + ["group"] * len(groups) + across)
+        counts = collections.Counter(finding.kind for finding in self.findings)
+        counts.update(finding.action for finding in self.of("duplicate"))
+        for group in self.groups():
+            counts["group"] += 1
+            for kind in ("class", "split"):
+                if kind in group[0].across:
+                    counts[f"across {kind}"] += 1
+        return counts
 
     def class_name(self, label: int) -> str:
         """Return the name of a class; empty for none."""
@@ -429,31 +453,33 @@ class Audit:
 
     def tables(self) -> dict[str, dict[str, list[Any]]]:
         """Return the columns of the CSV files: the findings as `audit`, and all `images`."""
-        table, findings, name_of = self.table, self.findings, self.class_name
-        names = [*table.names, ""]  # the last is that of row -1
-        return {
-            "audit": {
-                "kind": [finding.kind for finding in findings],
-                "score": [f"{finding.score:.4f}" for finding in findings],
-                "image": [names[finding.row] for finding in findings],
-                "role": [table.roles[finding.row] for finding in findings],
-                "class": [name_of(finding.label) for finding in findings],
-                "other_image": [names[finding.other] for finding in findings],
-                "other_class": [name_of(finding.other_label) for finding in findings],
-                "group": [finding.group or "" for finding in findings],
-                "across": [finding.across for finding in findings],
-                "action": [finding.action for finding in findings],
-            },
-            "images": {
-                "image": list(table.names),
-                "role": list(table.roles),
-                "class": [name_of(label) for label in table.labels],
-                "label_confidence": [f"{value:.4f}" for value in self.confidences],
-                "suggested_class": [name_of(label) for label in self.suggestions],
-                "outlier_factor": [f"{value:.4f}" for value in self.outliers],
-                "nearest_image": [names[near[0]] if len(near) else "" for near in self.neighbors],
-            },
-        }
+        return {"audit": self._columns_of_findings(), "images": self._columns_of_images()}
+
+    def _columns_of_findings(self) -> dict[str, list[Any]]:
+        names = [*self.table.names, ""]  # the last is that of row -1
+        rows = []
+        for finding in self.findings:
+            score = f"{finding.score:.4f}"
+            image = [names[finding.row], self.table.roles[finding.row]]
+            classes = [self.class_name(finding.label), self.class_name(finding.other_label)]
+            decision = [finding.group or "", finding.across, finding.action]
+            other = names[finding.other]
+            rows.append([finding.kind, score, *image, classes[0], other, classes[1], *decision])
+        columns: dict[str, list[Any]] = {}
+        for place, column in enumerate(_COLUMNS):
+            columns[column] = [row[place] for row in rows]
+        return columns
+
+    def _columns_of_images(self) -> dict[str, list[Any]]:
+        names = self.table.names
+        nearest = [names[near[0]] if len(near) else "" for near in self.neighbors]
+        suggested = [self.class_name(label) for label in self.suggestions]
+        confidences = [f"{value:.4f}" for value in self.confidences]
+        outliers = [f"{value:.4f}" for value in self.outliers]
+        images = {"image": list(names), "role": list(self.table.roles)}
+        classes = [self.class_name(label) for label in self.table.labels]
+        labels = {"class": classes, "label_confidence": confidences, "suggested_class": suggested}
+        return {**images, **labels, "outlier_factor": outliers, "nearest_image": nearest}
 
 
 def audit(
@@ -491,33 +517,49 @@ def audit(
     x = check_embeddings(embeddings)
     if len(x) != len(table):
         raise UserError(f"{len(x)} embeddings, but {len(table)} images")
-    labels = table.labels
-    neighbors, distances = np.empty((len(x), 0), np.int64), np.empty((len(x), 0), np.float32)
+    neighbors = np.empty((len(x), 0), np.int64)
+    distances = np.empty((len(x), 0), np.float32)
     if len(x) > 1:
-        neighbors, distances = nearest_neighbors(
-            x, k=min(_NEIGHBORS, len(x) - 1), distance="cosine"
-        )
-    confidences, suggestions = label_confidences(x, labels)
-    options = {"max_distance": max_distance, "min_correlation": min_correlation}
-    duplicates = near_duplicates(neighbors, distances, picture, **options)
-    findings = _duplicates(
-        *duplicates, table, confidences, _SAME_PICTURE if picture else _SAME_VECTOR
+        k = min(_NEIGHBORS, len(x) - 1)
+        neighbors, distances = nearest_neighbors(x, k=k, distance="cosine")
+    confidences, suggestions = label_confidences(x, table.labels)
+    outliers = outlier_factors(neighbors, distances) if len(x) > 2 else np.ones(len(x))
+    pairs, scores = near_duplicates(
+        neighbors,
+        distances,
+        picture,
+        max_distance=max_distance,
+        min_correlation=min_correlation,
     )
+    enough = _SAME_PICTURE if picture else _SAME_VECTOR
+    findings = _duplicates(pairs, scores, table, confidences, enough)
+    findings += _wrong_labels(table.labels, confidences, suggestions, neighbors)
+    findings += _outliers(table.labels, outliers, neighbors)
+    with_pictures = picture is not None
+    return Audit(table, findings, with_pictures, confidences, suggestions, outliers, neighbors)
+
+
+def _wrong_labels(
+    labels: np.ndarray, confidences: np.ndarray, suggestions: np.ndarray, neighbors: np.ndarray
+) -> list[Finding]:
+    """Return the images whose label is doubtful, with the nearest image of the suggested class."""
+    findings = []
     for row in _ranked(confidences, (confidences < _DOUBT) & (suggestions != labels)):
-        near = next(
-            (other for other in neighbors[row].tolist() if labels[other] == suggestions[row]), -1
-        )
+        same = labels[neighbors[row]] == suggestions[row]
+        near = int(neighbors[row][np.argmax(same)]) if same.any() else -1
         about = row, near, int(labels[row]), int(suggestions[row])
         findings.append(Finding("label", 1 - float(confidences[row]), *about, action="relabel"))
-    outliers = outlier_factors(neighbors, distances) if len(x) > 2 else np.ones(len(x))
-    for row in _ranked(-outliers, outliers > _FAR):
+    return findings
+
+
+def _outliers(labels: np.ndarray, factors: np.ndarray, neighbors: np.ndarray) -> list[Finding]:
+    """Return the images that are far from all others, with the nearest."""
+    findings = []
+    for row in _ranked(-factors, factors > _FAR):
         near = int(neighbors[row, 0])
-        findings.append(
-            Finding("outlier", float(outliers[row]), row, near, int(labels[row]), int(labels[near]))
-        )
-    return Audit(
-        table, findings, picture is not None, confidences, suggestions, outliers, neighbors
-    )
+        about = row, near, int(labels[row]), int(labels[near])
+        findings.append(Finding("outlier", float(factors[row]), *about))
+    return findings
 
 
 def _ranked(values: np.ndarray, mask: np.ndarray) -> list[int]:
@@ -531,49 +573,70 @@ def _duplicates(
 ) -> list[Finding]:
     """Return the images of each group of duplicates; one is dropped for its own pair with an image
     that stays."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(len(table), len(table)))
-    component = connected_components(graph, directed=False)[1]
-    # The partners of each image, the surest last.
-    partners: dict[int, list[tuple[float, int]]] = collections.defaultdict(list)
-    for score, (a, b) in sorted(zip(scores.tolist(), pairs.tolist(), strict=True)):
-        partners[a].append((score, b))
-        partners[b].append((score, a))
+    component = _components(pairs, len(table))
+    partners = _partners(pairs, scores)
     # Keep the image that is measured on rather than the one that is trained on, and then the surest
     # label.
-    train, certainty = table.roles == "train", np.nan_to_num(confidences, nan=-np.inf)
+    train = table.roles == "train"
+    certainty = np.nan_to_num(confidences, nan=-np.inf)
     order = sorted(partners, key=lambda row: (component[row], train[row], -certainty[row], row))
-    actions: dict[int, str] = {}
+    actions = _actions(order, partners, enough)
     groups = []
     for _, members in itertools.groupby(order, component.__getitem__):
-        rows = list(members)
-        for row in rows:
-            stays = [
-                (score, b)
-                for score, b in partners[row]
-                if score >= enough and actions.get(b, "drop") != "drop"
-            ]
-            actions[row] = "drop" if stays else "check"
-            if stays:
-                partners[row], actions[stays[-1][1]] = stays, "keep"
-        kinds = [
-            name
-            for name, of in (("split", train), ("class", table.labels))
-            if len(np.unique(of[rows])) > 1
-        ]
+        rows = sorted(members, key=lambda row: ("keep", "drop", "check").index(actions[row]))
+        across_splits = len(np.unique(train[rows])) > 1
+        across_classes = len(np.unique(table.labels[rows])) > 1
         best = max(partners[row][-1][0] for row in rows)
-        rows.sort(key=lambda row: ("keep", "drop", "check").index(actions[row]))
-        groups.append(("class" in kinds, best, "split" in kinds, " and ".join(kinds), rows))
+        groups.append((across_classes, best, across_splits, rows))
     groups.sort(key=lambda group: group[:3], reverse=True)
     findings = []
-    for number, (*_, across, rows) in enumerate(groups, 1):
+    for number, (across_classes, _, across_splits, rows) in enumerate(groups, 1):
+        across = " and ".join(["split"] * across_splits + ["class"] * across_classes)
         for row in rows:
             score, other = partners[row][-1]
             about = int(table.labels[row]), int(table.labels[other]), number, across, actions[row]
             findings.append(Finding("duplicate", score, row, other, *about))
     return findings
+
+
+def _components(pairs: np.ndarray, count: int) -> np.ndarray:
+    """Return the number of the group of each image: those that pairs link share one."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_matrix((np.ones(len(pairs)), pairs.T), shape=(count, count))
+    return connected_components(graph, directed=False)[1]
+
+
+def _partners(pairs: np.ndarray, scores: np.ndarray) -> dict[int, list[tuple[float, int]]]:
+    """Return the scores and rows of the partners of each image, the surest last."""
+    partners = collections.defaultdict(list)
+    for score, (a, b) in sorted(zip(scores.tolist(), pairs.tolist(), strict=True)):
+        partners[a].append((score, b))
+        partners[b].append((score, a))
+    return partners
+
+
+def _actions(
+    order: Iterable[int], partners: dict[int, list[tuple[float, int]]], enough: float
+) -> dict[int, str]:
+    """Return what to do with each image. One is dropped for an image that stays, and its partners
+    become those that stay.
+
+    Args:
+        order: The images, those to keep first.
+        partners: As `_partners`.
+        enough: The score from which one of two may go.
+    """
+    actions: dict[int, str] = {}
+    for row in order:
+        near = [partner for partner in partners[row] if partner[0] >= enough]
+        stays = [partner for partner in near if actions.get(partner[1], "drop") != "drop"]
+        actions[row] = "drop" if stays else "check"
+        if stays:
+            partners[row] = stays
+            actions[stays[-1][1]] = "keep"
+    return actions
 
 
 def write_table(path: str | os.PathLike, columns: Mapping[str, Iterable[Any]]) -> None:
