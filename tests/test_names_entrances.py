@@ -18,7 +18,7 @@ from tfdml.cli import embed as embed_command
 from tfdml.cli import search as search_command
 from tfdml.data import ArrayImages, EncodedImages, FileImages, ImageDataset
 from tfdml.data.images import VectorImages
-from tfdml.demo import Demo, Gallery, page_routes
+from tfdml.demo import Demo, Pictures, page_routes
 from tfdml.embeddings import ImageTable
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
@@ -33,9 +33,10 @@ from tfdml.evaluation import (
     paired_differences,
     views,
 )
-from tfdml.export.retriever import Gallery as RetrieverGallery
+from tfdml.export.retriever import RetrieverItems
 from tfdml.models import ByteTokenizer, TextEmbedder, byte_encoder
 from tfdml.results import RetrievalResults
+from tfdml.retrieval import Neighbors
 from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
 from tfdml.web.requests import parse_call
@@ -93,10 +94,9 @@ def of_results(labels=(0, 1), gallery_labels=(0, 1), **options):
     return {name: column.tolist() for name, column in results.columns.items()}
 
 
-def of_arrays(query="a", neighbor="b"):
-    results = RetrievalResults.of_arrays(
-        [query, "c"], np.array([[neighbor], [None]], object), np.ones((2, 1))
-    )
+def of_neighbors(query="a", neighbor="b"):
+    neighbors = Neighbors(np.array([[neighbor], [None]], object), np.ones((2, 1)), {})
+    results = RetrievalResults.of_neighbors([query, "c"], neighbors)
     return results.column("query").tolist(), results.column("id").tolist()
 
 
@@ -129,7 +129,7 @@ def of_zero_shot(value):
 
 
 def in_a_retriever(image="a", name="bus"):
-    gallery = RetrieverGallery(np.eye(2), [image, "b"], [name, ""], [{}, {}])
+    gallery = RetrieverItems(np.eye(2), [image, "b"], [name, ""], [{}, {}])
     return gallery.ids, gallery.classes
 
 
@@ -146,7 +146,7 @@ def of_backend(value):
 
 def in_the_address_of_a_page(value, *_):
     backend = Backend()
-    demo = Demo(Gallery("cars", ["a"], np.ones((1, 2))), len, embed_texts=backend.embed_texts)
+    demo = Demo(Pictures("cars", ["a"], np.ones((1, 2))), len, embed_texts=backend.embed_texts)
     routes = page_routes(demo, Lanes(WebSettings()))
     answer = TestClient(application(routes), "http://localhost").get("/", params={"text": value})
     if answer.status_code == 400:
@@ -222,15 +222,15 @@ CLASSES = {
         ("a",), [0], class_names={0: value}
     ).classes.tolist(),
     "evaluate_zero_shot class_names": of_zero_shot,
-    "Gallery classes": lambda value: in_a_retriever(name=value),
+    "RetrieverItems classes": lambda value: in_a_retriever(name=value),
 }
 IDS = {
     "Index.add ids": lambda value: of_index(NUMBERS, image_id=value),
     "RetrievalResults.search query_ids": lambda value: of_results(query_ids=[value, "a"]),
     "RetrievalResults.search gallery_ids": lambda value: of_results(gallery_ids=[value, "a"]),
-    "RetrievalResults.of_arrays query_ids": lambda value: of_arrays(query=value),
-    "RetrievalResults.of_arrays ids": lambda value: of_arrays(neighbor=value),
-    "Gallery ids": lambda value: in_a_retriever(image=value),
+    "RetrievalResults.of_neighbors query_ids": lambda value: of_neighbors(query=value),
+    "Neighbors ids": lambda value: of_neighbors(neighbor=value),
+    "RetrieverItems ids": lambda value: in_a_retriever(image=value),
     "FileImages paths": lambda value: FileImages((value, "a")).names,
     "EncodedImages names": lambda value: EncodedImages((b"", b""), (value, "a")).names,
     "ArrayImages names": lambda value: ArrayImages(PIXELS, (value, "a")).names,
@@ -255,12 +255,12 @@ PLACES = {**CLASSES, **IDS, **TEXTS}
 BAD = {"a byte": b"\xff", "a control character": "a\x00b", "nothing": None, "a fraction": 0.5}
 # Items without a class, and queries without a neighbor.
 MAY_BE_MISSING = (
-    "Gallery classes",
+    "RetrieverItems classes",
     "RetrievalResults.search class_names",
     "ImageDataset class_names",
     "ImageTable class_names",
     "map class_names",
-    "RetrievalResults.of_arrays ids",
+    "Neighbors ids",
 )
 NO_NAME = "is no UTF-8|control characters|is empty|must be a text|must be integers"
 
@@ -272,9 +272,16 @@ WITHIN = {
     "require_utf8 texts": "a check",
     "Rows ids": "of a database",
     "class_names_of class_names": "the door itself",
+    "WritableGallery.add ids": "of a database, see tests/retrieval",
+    "WritableGallery.delete ids": "of a database, unknown ones are ignored",
     **dict.fromkeys(
-        [f"GalleryDatabase.{name} ids" for name in ("upsert", "delete", "rows")], "databases"
+        [
+            f"{name}.rows ids"
+            for name in ("Gallery", "MemoryGallery", "WritableGallery", "Retriever")
+        ],
+        "unknown ones are ignored",
     ),
+    "Neighbors.padded ids": "of a gallery",
     "class_of_each class_names": "of a data set, or of a table",
     "dataset_of class_names": "for ImageDataset",
     "evaluate_views texts": "vectors",

@@ -6,6 +6,7 @@ from pyarrow.parquet import read_table
 from tfdml.data import ArrayImages, ImageDataset
 from tfdml.evaluation import Relevance, retrieval_per_query
 from tfdml.results import RetrievalResults
+from tfdml.retrieval import Neighbors
 
 
 def made():
@@ -67,15 +68,14 @@ def test_a_data_set_is_searched_by_its_protocol(tmp_path):
 def test_queries_without_neighbors_have_a_row(tmp_path):
     ids = np.array([["a", None], [None, None], ["b", "a"]], object)
     distances = np.array([[1, np.inf], [np.inf, np.inf], [0, 2]], np.float32)
-    results = RetrievalResults.of_arrays(
-        ["x", "y", "z"], ids, distances, {"shop": ids, "query_class": [3, 4, 5]}
-    )
+    neighbors = Neighbors(ids, distances, {"class": ids})
+    results = RetrievalResults.of_neighbors(["x", "y", "z"], neighbors, {"camera": [3, 4, 5]})
     results.write(tmp_path / "x.parquet")
     read = read_table(tmp_path / "x.parquet").to_pylist()
     assert [(row["query"], row["rank"], row["id"]) for row in read] == [
         ("x", 1, "a"), ("y", 1, None), ("z", 1, "b"), ("z", 2, "a"),
     ]  # fmt: skip
-    assert [row["query_class"] for row in read] == [3, 4, 5, 5]
+    assert [row["camera"] for row in read] == [3, 4, 5, 5]
 
 
 def test_names_of_classes_are_compared_and_shown():

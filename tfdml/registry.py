@@ -209,9 +209,10 @@ def imported_later(
         parts: By module, the names that the package offers besides its own modules.
 
     Example:
-        >>> find, _ = imported_later("tfdml.retrieval", {"tfdml.retrieval.galleries": ["connect"]})
-        >>> find("connect").__name__
-        'connect'
+        >>> parts = {"tfdml.retrieval.galleries": ["open_gallery"]}
+        >>> find, _ = imported_later("tfdml.retrieval", parts)
+        >>> find("open_gallery").__name__
+        'open_gallery'
     """
 
     modules: dict[str, str] = {}

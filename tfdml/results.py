@@ -27,6 +27,7 @@ from tfdml.evaluation.relevance import (
 from tfdml.evaluation.retrieval import nearest_left
 from tfdml.io.files import atomic_write
 from tfdml.names import ID, class_names_of, clean
+from tfdml.retrieval.galleries import Neighbors
 
 if TYPE_CHECKING:
     from tfdml.data.dataset import ImageDataset
@@ -204,16 +205,18 @@ def _means(runs: Sequence[Mapping[str, np.ndarray]], name: str) -> list[float]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RetrievalResults:
-    """The k nearest gallery images of each query, without images that are ignored.
+    """The k nearest gallery images of each query as a table, without images that are ignored.
 
-    Made by `RetrievalResults.search`, `of_dataset` and `of_arrays`.
+    Made by `RetrievalResults.search`, `of_dataset` and, of the neighbors that a gallery returns,
+    `of_neighbors`.
 
     Args:
         columns: Arrays by name, with a row for each neighbor, nearest first: `query` and `id`
             (names), `rank` from 1, `distance`; where something defines which are right, `relevant`
             and `num_relevant`, how many the gallery has for the query; and further columns, such as
-            `query_class` and `class`, the names. A query without neighbors has one row, whose `id`
-            is None.
+            `query_class` and `class`, the names. A query without neighbors has one row, without
+            `id`, `distance` (NaN, null in a file) and what else is a neighbor's.
+        query_columns: Which columns are of the query, and not of the neighbor.
 
     Example:
         >>> results = RetrievalResults.search(np.array([[0.0], [0.1], [5.0], [5.1]]), [3, 3, 8, 8],
@@ -225,28 +228,38 @@ class RetrievalResults:
     """
 
     columns: Mapping[str, np.ndarray]
+    query_columns: frozenset[str] = frozenset({"query", "rank", "num_relevant", "query_class"})
 
     @classmethod
-    def of_arrays(
+    def of_neighbors(
         cls,
         query_ids: Sequence[str],
-        ids: np.ndarray,
-        distances: np.ndarray,
-        columns: Mapping[str, np.ndarray] | None = None,
+        neighbors: Neighbors,
+        columns: Mapping[str, Any] | None = None,
+        classes: Any = None,
+        class_counts: Mapping[str, int] | None = None,
     ) -> RetrievalResults:
-        """Return results from arrays, such as those of a search in a database.
+        """Return the table of the neighbors that a gallery returned.
 
         Args:
             query_ids: (N,) what the queries are called.
-            ids: (N, k) what the neighbors are called, nearest first; None where there are fewer
-                than k.
-            distances: (N, k).
+            neighbors: Those of N queries.
             columns: Further columns by name: (N, k) values of neighbors, or (N,) of queries.
+            classes: (N,) names of the classes of the queries, by which neighbors are right; None:
+                they are not known.
+            class_counts: How many rows the gallery has of each class, with `classes`.
         """
-        names = np.array(ids, object)
+        names = np.array(neighbors.ids, object)
         present = names != np.array(None)
         names[present] = clean(names[present], ID, "ids")
-        return cls._of_names(clean(query_ids, ID, "query_ids"), names, distances, columns)
+        columns = {**neighbors.columns, **(columns or {})}
+        if classes is not None:
+            own = np.asarray(classes, object)
+            columns["relevant"] = neighbors.columns["class"] == own[:, None]
+            columns["num_relevant"] = [(class_counts or {}).get(name, 0) for name in own]
+            columns["query_class"] = own
+        query_names = clean(query_ids, ID, "query_ids")
+        return cls._of_names(query_names, names, neighbors.distances, columns)
 
     @classmethod
     def _of_names(
@@ -254,23 +267,28 @@ class RetrievalResults:
         query_ids: Sequence[str],
         names: np.ndarray,
         distances: np.ndarray,
-        columns: Mapping[str, np.ndarray] | None,
+        columns: Mapping[str, Any],
     ) -> RetrievalResults:
-        """As `of_arrays`, of names that are plain."""
+        """As `of_neighbors`, of names that are plain."""
         mask = names != np.array(None)
         mask[:, :1] = True
         query, column_of = np.nonzero(mask)
-        queries = np.array(query_ids, object)
         table = {
-            "query": queries[query],
+            "query": np.array(query_ids, object)[query],
             "rank": column_of + 1,
             "id": names[mask],
             "distance": distances[mask],
         }
-        for name, values in (columns or {}).items():
+        of_queries = set(cls.query_columns)
+        for name, values in columns.items():
             column = np.asarray(values)
-            table[name] = column[mask] if column.ndim == 2 else column[query]
-        return cls(table)
+            if column.ndim == 2:
+                table[name] = column[mask]
+            else:
+                table[name] = column[query]
+                of_queries.add(name)
+        results = cls(table, frozenset(of_queries))
+        return results._without(table["id"] == np.array(None))
 
     @classmethod
     def search(
@@ -366,16 +384,27 @@ class RetrievalResults:
         )
 
     def within(self, max_distance: float) -> RetrievalResults:
-        """Return the neighbors that are at most so far; a query that has none has one row, without
-        `id`."""
+        """Return the neighbors that are at most so far; a query that has none has one row, as one
+        without neighbors."""
         near = self.columns["distance"] <= max_distance
-        ids = self.columns["id"].copy()
-        ids[~near] = None
-        columns = {**self.columns, "id": ids}
-        if "relevant" in columns:
-            columns["relevant"] = near & columns["relevant"]
         rows = near | (self.columns["rank"] == 1)
-        return RetrievalResults({name: column[rows] for name, column in columns.items()})
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        return dataclasses.replace(self, columns=columns)._without(~near[rows])
+
+    def _without(self, refused: np.ndarray) -> RetrievalResults:
+        """Return the table with nothing of some neighbors."""
+        if not refused.any():
+            return self
+        columns = dict(self.columns)
+        for name in columns.keys() - self.query_columns:
+            column = columns[name]
+            empty: Any = None
+            if column.dtype.kind in "fb":
+                empty = np.nan if column.dtype.kind == "f" else False
+            else:
+                column = column.astype(object)
+            columns[name] = np.where(refused, np.array(empty, column.dtype), column)
+        return dataclasses.replace(self, columns=columns)
 
     def column(self, name: str) -> np.ndarray:
         """Return a column of the table."""
@@ -386,8 +415,10 @@ class RetrievalResults:
         """The columns as a `pyarrow.Table`."""
         import pyarrow as pa
 
-        names = {name: pa.array(self.columns[name], pa.string()) for name in ("query", "id")}
-        return pa.table({**self.columns, **names})
+        columns = {name: pa.array(self.columns[name], pa.string()) for name in ("query", "id")}
+        # Of a query without neighbors it is NaN.
+        columns["distance"] = pa.array(self.columns["distance"], from_pandas=True)
+        return pa.table({**self.columns, **columns})
 
     def write(self, path: str | os.PathLike) -> None:
         """Write the table atomically, as `.parquet` or `.csv`.

@@ -41,13 +41,12 @@ SHAPES = (
 OPEN: dict[str, int] = {
     ".": 16,
     "backbones": 4,
-    "cli": 29,
+    "cli": 26,
     "cluster": 3,
     "data": 52,
-    "demo": 2,
     "embeddings": 23,
     "evaluation": 53,
-    "export": 28,
+    "export": 23,
     "io": 1,
     "layers": 13,
     "losses": 15,
@@ -55,7 +54,7 @@ OPEN: dict[str, int] = {
     "models": 36,
     "objectives": 9,
     "report": 1,
-    "retrieval": 18,
+    "retrieval": 9,
     "training": 88,
 }
 
@@ -75,6 +74,15 @@ GONE: dict[str, str] = {
     "calibration_of_file": "tfdml.evaluation.calibration.stored_calibration",
     "read_cells": "tfdml.io.tables.read_table",
     "check_composed": "tfdml.names.clean",
+    "import connect": "tfdml.retrieval.open_gallery",
+    "GalleryDatabase": "tfdml.retrieval.WritableGallery",
+    "upsert": "WritableGallery.add",
+    "index_embeddings": "WritableGallery.add_embeddings",
+    "of_arrays": "RetrievalResults.of_neighbors",
+    "SearchResult": "tfdml.retrieval.Neighbors",
+    "_in_database": "tfdml.retrieval.open_gallery",
+    "_in_embeddings": "tfdml.retrieval.open_gallery",
+    "_in_retriever": "tfdml.retrieval.open_gallery",
 }
 
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -15,7 +15,7 @@ from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import calibrate, evaluate_retrieval
 from tfdml.export import Retriever
 from tfdml.results import RetrievalResults
-from tfdml.retrieval import connect, nearest_neighbors
+from tfdml.retrieval import nearest_neighbors, open_gallery
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_classes_of_two_folders_go_by_name_in_one_gallery(commands, two_shops):
         *index, f"--embeddings={two_shops}/two.embeddings", "--prefix=two/"
     )
     assert (status, "6 added, 0 replaced" in text) == (0, True)
-    with connect(uri) as gallery:
+    with open_gallery(uri) as gallery:
         rows = gallery.rows(99)
     assert {name: rows.columns["class"].count(name) for name in "abc"} == {"a": 3, "b": 6, "c": 3}
     query = f"--queries={two_shops}/two/c/1.png"

@@ -8,7 +8,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfdml.data.decoding import decode_image
-from tfdml.demo import Gallery, embedder_of
+from tfdml.demo import Pictures, embedder_of
 from tfdml.embeddings.backends import SavedModelEmbedder
 
 EVIL = "<img src=x onerror=alert(1)>&\"'.png"
@@ -65,4 +65,4 @@ def small_gallery(folder, each=4):
             names.append(file)
             vectors.append(np.array(shade, np.float32) / 255)
             classes.append(name)
-    return Gallery("colors", names, np.array(vectors), classes, str(folder))
+    return Pictures("colors", names, np.array(vectors), classes, str(folder))

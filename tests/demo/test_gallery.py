@@ -10,19 +10,19 @@ pytest.importorskip("starlette")
 
 from tests.demo.pages import Colors, encoded, small_gallery
 from tests.embeddings.folders import write_folder
-from tfdml.demo import Gallery, open_gallery
+from tfdml.demo import Pictures, pictures_of
 from tfdml.demo import gallery as module
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
-from tfdml.retrieval import connect, nearest_neighbors
+from tfdml.retrieval import nearest_neighbors, open_gallery
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
 def test_the_neighbors_are_those_of_exact_search(distance):
     rng = np.random.default_rng(0)
     points = rng.normal(3, 1, (50, 6)).astype("float32")
-    gallery = Gallery("", list(map(str, range(50))), points, distance=distance)
+    gallery = Pictures("", list(map(str, range(50))), points, distance=distance)
     rows, far = nearest_neighbors(points, k=49, distance=distance)
     expected = list(zip(rows[5].tolist(), far[5].tolist(), strict=True))
     assert gallery.search(points[5], 7, without=5) == expected[:7]
@@ -56,7 +56,7 @@ def test_nothing_is_opened_but_files_of_the_named_folder(folder, tmp_path, monke
         lambda path, **options: opened.append(path) or open_file(path, **options),
     )
     names = [*ELSEWHERE, str(tmp_path / "secret.png"), f"{folder}/../secret.png", "text.png"]
-    gallery = Gallery("", names, np.eye(len(names)), folder=folder)
+    gallery = Pictures("", names, np.eye(len(names)), folder=folder)
     for row in range(len(names)):
         with pytest.raises(UserError):
             gallery.picture(row, 64)
@@ -73,7 +73,7 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
         for number in range(3):
             (tmp_path / name / f"{number}.png").write_bytes(encoded(color))
     (tmp_path / "blue" / "9.png").write_bytes(encoded((0, 0, 9))[:-30])
-    gallery = open_gallery(str(tmp_path), Colors())
+    gallery = pictures_of(str(tmp_path), Colors())
     assert gallery.names == [
         f"{name}/{number}.png" for name in ("blue", "red") for number in range(3)
     ]
@@ -87,18 +87,18 @@ def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):
     pq.write_table(
         pa.table({**columns, "embedding": [[1.0, 0.0], [0.0, 1.0]]}), tmp_path / "x.parquet"
     )
-    gallery = open_gallery(str(tmp_path / "x.parquet"), Colors())
+    gallery = pictures_of(str(tmp_path / "x.parquet"), Colors())
     assert (list(gallery.names), gallery.classes) == (["a", "b"], ["bus", "coupe"])
     np.savez(tmp_path / "x.npz", embeddings=np.eye(2), labels=np.array(["bus", "coupe"]))
-    gallery = open_gallery(str(tmp_path / "x.npz"), Colors())
+    gallery = pictures_of(str(tmp_path / "x.npz"), Colors())
     assert (list(gallery.names), gallery.classes) == (["0", "1"], ["bus", "coupe"])
     images = ImageTable(("a.jpg",), [0], ["test"])
     write_folder(
         tmp_path / "x", {}, images, np.ones((1, 2)), {"model": {"fingerprint": "sha256:1"}}
     )
-    assert len(open_gallery(str(tmp_path / "x"), Colors())) == 1
+    assert len(pictures_of(str(tmp_path / "x"), Colors())) == 1
     with pytest.raises(UserError, match="are of different models"):
-        open_gallery(str(tmp_path / "x"), Colors("sha256:2"))
+        pictures_of(str(tmp_path / "x"), Colors("sha256:2"))
 
 
 @pytest.mark.slow
@@ -106,15 +106,15 @@ def test_a_database_is_read_whole_or_refused(tmp_path, monkeypatch):
     pytest.importorskip("lancedb")
     held = small_gallery(tmp_path)
     address = f"lancedb://{tmp_path}/galleries"
-    with connect(address) as database:
+    with open_gallery(address) as database:
         columns = {"path": held.names, "class": held.classes}
-        database.upsert(held.names, held.embeddings, columns, model=Colors().fingerprint())
-    gallery = open_gallery(address, Colors(), str(tmp_path))
+        database.add(held.names, held.embeddings, columns, model=Colors().fingerprint())
+    gallery = pictures_of(address, Colors(), str(tmp_path))
     with pytest.raises(UserError, match="are of different models"):
-        open_gallery(address, Colors("sha256:2"), str(tmp_path))
+        pictures_of(address, Colors("sha256:2"), str(tmp_path))
     order = [gallery.names.index(name) for name in held.names]
     np.testing.assert_allclose(gallery.embeddings[order], held.embeddings)
     assert [gallery.classes[row] for row in order] == held.classes
     monkeypatch.setattr(module, "MOST_ROWS", 11)
     with pytest.raises(UserError, match="more than 11 rows"):
-        open_gallery(address, Colors())
+        pictures_of(address, Colors())

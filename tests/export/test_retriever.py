@@ -17,7 +17,7 @@ from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
-from tfdml.export import Gallery, Retriever
+from tfdml.export import Retriever, RetrieverItems
 from tfdml.export.retriever import _calibration, joined, nearest, search_embedding
 from tfdml.export.saved_model import WARM_UP
 
@@ -52,27 +52,27 @@ def search(signatures, name, k, **inputs):
     }
 
 
-def test_neighbors_are_those_of_a_search_by_hand(shop, retriever):
+def test_neighbors_are_those_of_a_search_by_hand(shop, retriever, signatures):
     queries = [picture(seed) for seed in (3, 50, 51)]
     vectors = retriever.embed(queries)
     rows, distances = by_hand(vectors, shop.embeddings, 5)
     result = retriever.search(queries, 5)
-    np.testing.assert_array_equal(result.indices, rows)
     np.testing.assert_allclose(result.distances, distances, atol=1e-6)
-    np.testing.assert_allclose(
-        result.similarities, (vectors[:, None] * shop.embeddings[rows]).sum(-1), atol=1e-6
-    )
     assert result.ids.tolist() == [[shop.ids[row] for row in line] for line in rows]
-    assert result.classes.tolist() == [[f"class {row // 3}" for row in line] for line in rows]
-    np.testing.assert_array_equal(result.labels, rows // 3)
-    assert json.loads(result.metadata[0, 0]) == {
+    classes = [[f"class {row // 3}" for row in line] for line in rows]
+    assert result.columns["class"].tolist() == classes
+    assert json.loads(result.columns["metadata"][0, 0]) == {
         "class": f"class {rows[0, 0] // 3}",
         "path": f"item {rows[0, 0]}",
     }
-    np.testing.assert_array_equal(
-        result.accepted, result.distances <= np.float32(SEARCHED.threshold)
-    )
-    assert result.known.tolist() == result.accepted.any(axis=1).tolist()
+    accepted = result.distances <= np.float32(SEARCHED.threshold)
+    np.testing.assert_array_equal(result.columns["accepted"], accepted)
+    answer = search(signatures, "search_embedding", 5, embedding=vectors)
+    np.testing.assert_array_equal(answer["indices"], rows)
+    np.testing.assert_array_equal(answer["labels"], rows // 3)
+    np.testing.assert_array_equal(answer["known"], accepted.any(axis=1))
+    products = (vectors[:, None] * shop.embeddings[rows]).sum(-1)
+    np.testing.assert_allclose(answer["similarities"], products, atol=1e-6)
 
 
 def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
@@ -94,8 +94,12 @@ def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     own = retriever.search(list(shop.images) * 3, 1)
     assert own.ids[:, 0].tolist() == list(shop.ids) * 3
     np.testing.assert_allclose(own.distances, 0, atol=1e-6)
-    assert own.known.all()
-    assert sorted(retriever.search(shop.images[0], 10_000).ids[0]) == sorted(shop.ids)
+    assert own.columns["accepted"].all()
+    everything = retriever.search(shop.images[0], 100)
+    assert sorted(everything.ids[0, :12]) == sorted(shop.ids)
+    assert everything.ids[0, 12:].tolist() == [None] * 88
+    assert np.isinf(everything.distances[0, 12:]).all()
+    assert not everything.columns["accepted"][0, 12:].any()
 
 
 def test_a_bad_query_is_named(shop, retriever, tmp_path):
@@ -103,12 +107,12 @@ def test_a_bad_query_is_named(shop, retriever, tmp_path):
     vectors[1, 2] = np.nan
     (tmp_path / "cut.jpg").write_bytes(picture(3)[:300])
     for query, k, message in (
-        (vectors, 2, r"embedding\[1\] of 3"),
+        (vectors, 2, "NaN or infinite values .the first is row 1"),
         (np.zeros((2, 8)), 2, r"embedding\[0\] of 2"),
-        (np.ones((2, 7)), 2, "shape"),
+        (np.ones((2, 7)), 2, "7 dimensions"),
         ([shop.images[0], b""], 2, "image 1"),
         ([tmp_path / "cut.jpg"], 2, r"cut\.jpg"),
-        (vectors[:1], 0, "k: "),
+        (vectors[:1], 0, "k=0: "),
     ):
         with pytest.raises(UserError, match=message):
             retriever.search(query, k)
@@ -216,7 +220,7 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
         tmp_path / "retriever",
     )
     x = rng.normal(size=(20, 8))[labels] + 0.5 * rng.normal(size=(120, 8))
-    items = Gallery(
+    items = RetrieverItems(
         x.astype("float32"), [*map(str, range(120))], [f"0 {label}" for label in labels], [{}] * 120
     )
     retriever = Retriever.build(tmp_path / "embedder", items, folder, calibration="fpir=0.05")
@@ -312,12 +316,14 @@ def test_galleries_that_cannot_be(shop, tmp_path):
         (np.eye(2), "ab", {"a": float("nan")}, "JSON"),
     ):
         with pytest.raises(UserError, match=message):
-            Gallery(
+            RetrieverItems(
                 np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)
             ).columns()
     with pytest.raises(UserError, match="7 dimensions"):
-        Retriever.build(shop.embedder, Gallery(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path)
-    gallery = Gallery(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
+        Retriever.build(
+            shop.embedder, RetrieverItems(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path
+        )
+    gallery = RetrieverItems(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
     with pytest.raises(UserError, match="different models"):
         joined([gallery], 2, "sha256:2")
 
@@ -325,7 +331,7 @@ def test_galleries_that_cannot_be(shop, tmp_path):
 def test_classes_go_by_name():
     """Two folders number their classes from 0; `bus` is in both."""
     classes = ("bus", "van", "pizza", "bus", "", "7")
-    columns = Gallery(np.eye(6), tuple("abcdef"), classes, ({},) * 6).columns()
+    columns = RetrieverItems(np.eye(6), tuple("abcdef"), classes, ({},) * 6).columns()
     assert columns["classes"] == list(classes)
     assert columns["labels"].tolist() == [1, 3, 2, 1, -1, 0]
 
@@ -339,12 +345,12 @@ def test_images_of_a_folder_have_their_classes_and_bad_ones_are_left_out_only_wh
         (photos / name).write_bytes(image)
     (photos / "van" / "gone.jpg").symlink_to("nowhere.jpg")
     backend, dataset = SavedModelEmbedder(retriever.path), load("folder", photos, "all")
-    gallery = Gallery.of_images(backend, dataset, photos, skip_bad=True, report=lines.append)
+    gallery = RetrieverItems.of_images(backend, dataset, photos, skip_bad=True, report=lines.append)
     assert gallery.ids == ("coupe/b/2.PNG", "van/1.jpg")
     assert gallery.metadata[0] == {"path": "coupe/b/2.PNG", "class": "coupe"}
     assert len(lines) == 1
     with pytest.raises(UserError, match=r"gone\.jpg"):
-        Gallery.of_images(backend, dataset, photos)
+        RetrieverItems.of_images(backend, dataset, photos)
 
 
 # Damage

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfdml.retrieval import connect
+from tfdml.retrieval import open_gallery
 from tfdml.workarounds import own_symbols_first
 
 with own_symbols_first():
@@ -76,10 +76,10 @@ class Databases:
     def gallery(self, kind: str, **options: object) -> Iterator:
         """A gallery that is new, and gone afterwards."""
         uri = self.address(kind, **options)
-        with connect(uri) as gallery:
+        with open_gallery(uri) as gallery:
             yield gallery
         if kind == "pgvector":
             with psycopg.connect(user="postgres", autocommit=True) as connection:
-                connection.execute(f"DROP TABLE IF EXISTS {gallery.address.table}")
+                connection.execute(f"DROP TABLE IF EXISTS {gallery.place.table}")
         else:
-            shutil.rmtree(gallery.address.path, ignore_errors=True)
+            shutil.rmtree(gallery.place.path, ignore_errors=True)

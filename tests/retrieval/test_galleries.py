@@ -11,12 +11,12 @@ from lancedb.index import IvfPq
 from tests.retrieval.databases import KINDS, psycopg
 from tfdml.errors import UserError, redact
 from tfdml.registry import DISTANCES
-from tfdml.retrieval import connect, nearest_neighbors
-from tfdml.retrieval.galleries import parse
+from tfdml.retrieval import AddCounts, galleries, nearest_neighbors, open_gallery
+from tfdml.retrieval.addresses import parse
 
 # Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
 AWKWARD = ["it's", 'a "b"', "back\\slash", "100%", "a;--", "{x}"]
-AWKWARD += ["ünï/çødé 🚗", "`id`", " ", "tab\t", "line\nbreak", "$1"]
+AWKWARD += ["ünï/çødé 🚗", "`id`", "per_cent", "'", "\\'", "$1"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -47,7 +47,7 @@ def test_the_order_is_that_of_the_exact_search(kind, databases, distance):
     ids = [f"row-{row * 7 % 150}" for row in range(150)]
     queries = np.concatenate([vectors[[20, 50]], rng.normal(size=(9, 12)).astype(np.float32)])
     with databases.gallery(kind, distance=distance) as gallery:
-        gallery.upsert(ids, vectors)
+        gallery.add(ids, vectors)
         assert gallery.distance == distance
         neighbors = gallery.search(queries, k=15)
         names, distances = exact(queries, ids, vectors, 15, distance)
@@ -58,34 +58,59 @@ def test_the_order_is_that_of_the_exact_search(kind, databases, distance):
 def test_equal_distances_are_ordered_by_id(gallery):
     vectors = np.ones((6, 4), np.float32)
     vectors[:2] = 9
-    gallery.upsert(["f", "e", "d", "c", "b", "a"], vectors)
+    gallery.add(["f", "e", "d", "c", "b", "a"], vectors)
     neighbors = gallery.search(np.ones((1, 4)), k=4)
     assert neighbors.ids.tolist() == [["a", "b", "c", "d"]]
     assert neighbors.distances.tolist() == [[0.0] * 4]
     assert gallery.search(np.ones((1, 4)), k=9).ids[0, 4:].tolist() == ["e", "f", None, None, None]
 
 
-def test_upsert_replaces_the_whole_row_and_delete_ignores_unknown_ids(gallery):
+def test_a_row_is_replaced_and_keeps_what_is_not_given(gallery):
     assert gallery.delete(["a"]) == 0
-    gallery.upsert(["a", "b"], np.eye(2), {"class": ["bus", "coupe"], "role": ["query", "gallery"]})
-    gallery.upsert(["b", "c"], -np.eye(2), {"class": ["van", "bus"]})
-    assert len(gallery) == 3
+    columns = {"class": ["bus", "coupe"], "path": ["a.jpg", "b.jpg"]}
+    assert gallery.add(["a", "b"], np.eye(2), columns) == AddCounts(2, 0, 0)
+    # A vector alone, and a vector with a class.
+    assert gallery.add(["a"], [[3.0, 3.0]]) == AddCounts(0, 1, 0)
+    assert gallery.add(["b", "c"], -np.eye(2), {"class": ["van", "bus"]}) == AddCounts(1, 1, 0)
+    rows = gallery.rows(9, ["a", "b", "c"])
+    texts = zip(rows.ids, rows.columns["class"], rows.columns["path"], strict=True)
+    assert sorted(texts) == [("a", "bus", "a.jpg"), ("b", "van", "b.jpg"), ("c", "bus", "")]
+    np.testing.assert_array_equal(rows.vectors[rows.ids.index("a")], [3, 3])
     neighbors = gallery.search(np.array([[-1.0, 0.0]]), k=3)
     assert neighbors.ids.tolist() == [["b", "c", "a"]]
-    assert [gallery.delete(ids) for ids in (["c", "zz"], ["c"], [])] == [1, 0, 0]
-    gallery.upsert(["c"], -np.eye(2)[1:], {"class": ["bus"]})
     assert neighbors.distances[0, 0] == 0
     assert neighbors.columns["class"].tolist() == [["van", "bus", "bus"]]
-    assert neighbors.columns["role"].tolist() == [["", "", "query"]]
-    assert gallery.search(np.eye(2)[:1], 3, {"class": "bus", "role": "query"}).ids.tolist() == [
-        ["a", None, None]
-    ]
-    assert gallery.search(np.eye(2)[:1], 1, {"class": "coupe"}).ids.tolist() == [[None]]
+    assert (
+        gallery.search(np.eye(2), 3, {"class": "bus", "path": "a.jpg"}).ids.tolist()
+        == [["a", None, None]] * 2
+    )
+
+
+def test_rows_are_deleted_by_id_and_by_what_they_are(gallery, monkeypatch):
+    assert gallery.delete(where={"class": "bus"}) == 0
+    classes = ["bus", "bus", "van", "cab", "", "it's"]
+    gallery.add(list("abcdef"), np.ones((6, 2)), {"class": classes})
+    assert [gallery.delete(ids) for ids in (["c", "zz"], ["c"], [])] == [1, 0, 0]
+    assert gallery.delete(["a", "d"], where={"class": "bus"}) == 1
+    assert sorted(gallery.rows(9).ids) == ["b", "d", "e", "f"]
+    assert gallery.delete(where={"class": "it's"}) == gallery.delete(where={"class": ""}) == 1
+    assert gallery.class_counts() == {"bus": 1, "cab": 1}
+    with pytest.raises(UserError, match="name the rows"):
+        gallery.delete()
+    with pytest.raises(UserError, match="column=price"):
+        gallery.delete(where={"price": "1"})
+    # More ids than are named in one statement.
+    monkeypatch.setattr(galleries, "LISTED_AT_ONCE", 10)
+    many = [f"{row:02}" for row in range(45)]
+    gallery.add(many, np.ones((45, 2)))
+    assert [len(gallery.rows(most, many).ids) for most in (43, 10, 5, 0)] == [43, 10, 5, 0]
+    assert len(gallery.rows(0).ids) == 0
+    assert gallery.delete(many) == 45
 
 
 def test_awkward_texts_are_ids_values_and_filters(gallery):
     vectors = np.random.default_rng(0).normal(size=(len(AWKWARD), 5))
-    gallery.upsert(AWKWARD, vectors, {"path": AWKWARD, "class": AWKWARD[::-1]})
+    gallery.add(AWKWARD, vectors, {"path": AWKWARD, "class": AWKWARD[::-1]})
     for row, text in enumerate(AWKWARD):
         neighbors = gallery.search(vectors[:1], 2, {"path": text})
         assert neighbors.ids.tolist() == [[text, None]]
@@ -102,38 +127,39 @@ def test_awkward_texts_are_ids_values_and_filters(gallery):
 
 def test_rows_that_are_written_are_there_when_opened_again(kind, databases):
     uri = databases.address(kind, distance="cosine")
-    with connect(uri) as gallery:
+    with open_gallery(uri) as gallery:
         assert (len(gallery), gallery.about) == (0, None)
-        gallery.upsert(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.5]]), model="sha256:1")
+        gallery.add(["a", "b"], np.array([[3.0, 0.0], [0.0, 0.5]]), model="sha256:1")
     plain = uri.replace("&distance=cosine", "").replace("?distance=cosine", "")
-    with connect(plain) as gallery:
+    with open_gallery(plain) as gallery:
         assert (gallery.distance, len(gallery)) == ("cosine", 2)
         neighbors = gallery.search(np.array([[5.0, 5.0], [0.0, 0.0]]), k=2)
         np.testing.assert_allclose(neighbors.distances, [[1 - 2**-0.5] * 2, [1, 1]], atol=1e-6)
         assert neighbors.ids.tolist() == [["a", "b"]] * 2
-        gallery.upsert(["c"], np.ones((1, 2)))
+        gallery.add(["c"], np.ones((1, 2)), model="unknown")
         assert gallery.search(np.ones((1, 2)), k=1, model="sha256:1").ids.tolist() == [["c"]]
-        for call in (lambda: gallery.upsert(["d"], np.ones((1, 2)), model="sha256:2"),
+        for call in (lambda: gallery.add(["d"], np.ones((1, 2)), model="sha256:2"),
                      lambda: gallery.search(np.ones((1, 2)), model="sha256:2")):  # fmt: skip
             with pytest.raises(UserError, match="are of different models"):
                 call()
         assert len(gallery) == 3
     with pytest.raises(UserError, match="made with distance=cosine"):
-        connect(uri.replace("cosine", "dot"))
+        open_gallery(uri.replace("cosine", "dot"))
 
 
 def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
     queries = np.eye(3)
-    with pytest.raises(UserError, match="holds no table"):
+    with pytest.raises(UserError, match="holds no gallery"):
         gallery.search(queries)
-    gallery.upsert(["a", "b", "c"], np.eye(3), {"class": ["x", "y", "z"]})
+    gallery.add(["a", "b", "c"], np.eye(3), {"class": ["x", "y", "z"]})
     for call, arguments, says in [
-        (gallery.upsert, (["x"], np.ones((1, 4))), "dimensions"),
-        (gallery.upsert, (["x", "x"], np.ones((2, 3))), "ids"),
-        (gallery.upsert, ([""], np.ones((1, 3))), "empty id"),
-        (gallery.upsert, (["x"], np.ones((1, 3)), {"class": ["a", "b"]}), "texts"),
-        (gallery.upsert, (["x"], np.ones((1, 3)), {"price": ["a"]}), "price"),
-        (gallery.upsert, (["x"], np.full((1, 3), np.nan)), "NaN"),
+        (gallery.add, (["x"], np.ones((1, 4))), "dimensions"),
+        (gallery.add, (["x", "x"], np.ones((2, 3))), "ids"),
+        (gallery.add, ([""], np.ones((1, 3))), "empty id"),
+        (gallery.add, (["x"], np.ones((1, 3)), {"class": ["a", "b"]}), "texts"),
+        (gallery.add, (["x\n"], np.ones((1, 3))), "control characters"),
+        (gallery.add, (["x"], np.ones((1, 3)), {"price": ["a"]}), "price"),
+        (gallery.add, (["x"], np.full((1, 3), np.nan)), "NaN"),
         (gallery.search, (np.eye(2),), "dimensions"),
         (gallery.search, (queries, 1, {"price": "x"}), "price"),
     ]:
@@ -154,18 +180,18 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
 def test_an_index_of_the_database_leaves_the_search_exact(kind, databases):
     vectors = np.random.default_rng(0).normal(size=(1500, 16)).astype(np.float32)
     uri = databases.address(kind)
-    with connect(uri) as gallery:
-        gallery.upsert([f"{row:04}" for row in range(1500)], vectors)
+    with open_gallery(uri) as gallery:
+        gallery.add([f"{row:04}" for row in range(1500)], vectors)
     if kind == "lancedb":
-        lancedb.connect(gallery.address.path).open_table("gallery").create_index(
+        lancedb.connect(gallery.place.path).open_table("gallery").create_index(
             "vector", config=IvfPq()
         )
     else:
         with psycopg.connect(user="postgres", autocommit=True) as connection:
             connection.execute(
-                f"CREATE INDEX ON {gallery.address.table} USING hnsw (vector vector_l2_ops)"
+                f"CREATE INDEX ON {gallery.place.table} USING hnsw (vector vector_l2_ops)"
             )
-    with connect(uri) as gallery:
+    with open_gallery(uri) as gallery:
         rows = gallery.search(vectors[::30], 10).ids.astype(int)
     np.testing.assert_array_equal(rows, nearest_neighbors(vectors[::30], vectors, k=10)[0])
 
@@ -205,12 +231,12 @@ def test_no_text_made_of_an_address_holds_its_password():
 )
 def test_wrong_addresses_are_refused(uri, says):
     with pytest.raises(UserError, match=says):
-        connect(uri)
+        open_gallery(uri)
 
 
 def test_a_server_that_is_not_there_is_one_line_without_the_password(caplog, capfd):
     with warnings.catch_warnings(record=True) as warned, pytest.raises(UserError) as caught:
-        connect(f"pgvector://me:{QUOTED}@127.0.0.1:1/shop")
+        open_gallery(f"pgvector://me:{QUOTED}@127.0.0.1:1/shop")
     text = (
         str(caught.value)
         + caplog.text
@@ -227,10 +253,10 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(caplog, cap
 def test_files_of_something_else_are_refused(tmp_path):
     lancedb.connect(tmp_path / "lance").create_table("gallery", pa.table({"id": ["a"]}))
     with pytest.raises(UserError, match="is a table of something else: name another"):
-        connect(f"lancedb://{tmp_path / 'lance'}")
+        open_gallery(f"lancedb://{tmp_path / 'lance'}")
     (tmp_path / "file").write_text("")
     with (
         pytest.raises(UserError, match="cannot be written"),
-        connect(f"lancedb://{tmp_path / 'file'}") as gallery,
+        open_gallery(f"lancedb://{tmp_path / 'file'}") as gallery,
     ):
-        gallery.upsert(["a"], [[1.0]])
+        gallery.add(["a"], [[1.0]])

@@ -7,8 +7,7 @@ from tests.embeddings.folders import write_folder
 from tests.retrieval.databases import KINDS
 from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
-from tfdml.retrieval import connect, index_embeddings
-from tfdml.retrieval.galleries import IndexCounts
+from tfdml.retrieval import AddCounts, open_gallery
 
 
 def written(folder, roles, seed=0, dim=6):
@@ -39,34 +38,34 @@ def folders(tmp_path_factory):
 def test_what_was_killed_goes_on(kind, folders, databases, monkeypatch):
     uri = databases.address(kind)
     embeddings = read_embeddings(folders["cars"])
-    gallery = connect(uri)
+    gallery = open_gallery(uri)
     monkeypatch.setattr(type(gallery), "batch_rows", 11)
-    upsert, calls = type(gallery)._upsert, []
+    write, calls = type(gallery)._write, []
 
     def killed(self, rows):
         calls.append(len(rows.ids))
         if len(calls) == 4:
             raise KeyboardInterrupt
-        upsert(self, rows)
+        write(self, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(gallery), "_upsert", killed)
+        patch.setattr(type(gallery), "_write", killed)
         with pytest.raises(KeyboardInterrupt):
-            index_embeddings(gallery, embeddings)
+            gallery.add_embeddings(embeddings)
     # It is not closed, as one of a process that was killed.
     progress, killed_gallery = [], gallery
-    with connect(uri) as gallery:
-        counts = index_embeddings(gallery, embeddings, progress=lambda *done: progress.append(done))
-        assert counts == IndexCounts(47, 0, 33)
-        assert progress == [(rows, 47) for rows in (11, 22, 33, 44, 47)]
+    with open_gallery(uri) as gallery:
+        counts = gallery.add_embeddings(embeddings, progress=lambda *done: progress.append(done))
+        assert counts == AddCounts(47, 0, 33)
+        assert progress == [(rows, 80) for rows in (11, 22, 33, 44, 55, 66, 77, 80)]
         assert len(gallery) == 80
-        assert index_embeddings(gallery, embeddings) == IndexCounts(0, 0, 80)
+        assert gallery.add_embeddings(embeddings) == AddCounts(0, 0, 80)
         # Rows that were deleted come back.
         gallery.delete([embeddings.names[3]])
-        assert index_embeddings(gallery, embeddings) == IndexCounts(1, 0, 79)
+        assert gallery.add_embeddings(embeddings) == AddCounts(1, 0, 79)
         assert len(gallery) == 80
         neighbors = gallery.search(
-            embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "role": "test"}
+            embeddings.embeddings[40:41], 1, {"path": "8/40.jpg", "class": "8"}
         )
         assert neighbors.ids.tolist() == [["8/40.jpg"]]
     killed_gallery.close()
@@ -79,24 +78,24 @@ def test_rows_of_other_embeddings_are_replaced_where_that_is_said(
     """Of two folders with the same names of images, and of two files without names."""
     first, second = read_embeddings(folders["cars"]), read_embeddings(folders["again"])
     with databases.gallery(kind) as gallery:
-        index_embeddings(gallery, first)
+        gallery.add_embeddings(first)
         before = gallery.rows(80, first.names[:1]).vectors
         with pytest.raises(
             UserError, match=r"holds 80 ids of .*again, of other embeddings, such as 0/0.jpg"
         ):
-            index_embeddings(gallery, second)
+            gallery.add_embeddings(second)
         np.testing.assert_array_equal(gallery.rows(80, first.names[:1]).vectors, before)
-        assert index_embeddings(gallery, first) == IndexCounts(0, 0, 80)
-        assert index_embeddings(gallery, second, "again/") == IndexCounts(80, 0, 0)
+        assert gallery.add_embeddings(first) == AddCounts(0, 0, 80)
+        assert gallery.add_embeddings(second, "again/") == AddCounts(80, 0, 0)
         assert len(gallery) == 160
-        assert index_embeddings(gallery, second, replace=True) == IndexCounts(0, 80, 0)
-        assert (len(gallery), index_embeddings(gallery, second)) == (160, IndexCounts(0, 0, 80))
+        assert gallery.add_embeddings(second, replace=True) == AddCounts(0, 80, 0)
+        assert (len(gallery), gallery.add_embeddings(second)) == (160, AddCounts(0, 0, 80))
     with databases.gallery(kind) as gallery:
         for name, vectors in (("a", np.eye(3)), ("b", -np.eye(3))):
             np.savez(tmp_path / f"{name}.npz", embeddings=vectors)
-        assert index_embeddings(gallery, read_embeddings(tmp_path / "a.npz")).added == 3
+        assert gallery.add_embeddings(read_embeddings(tmp_path / "a.npz")).added == 3
         with pytest.raises(UserError, match=r"holds 3 ids of .*b\.npz"):
-            index_embeddings(gallery, read_embeddings(tmp_path / "b.npz"))
+            gallery.add_embeddings(read_embeddings(tmp_path / "b.npz"))
 
 
 def test_the_first_dimensions_are_another_source_of_length_one(folders, databases, tmp_path):
@@ -104,7 +103,7 @@ def test_the_first_dimensions_are_another_source_of_length_one(folders, database
     sources = []
     for dim in (0, 2):
         with databases.gallery("lancedb") as gallery:
-            index_embeddings(gallery, stored, truncate_dim=dim)
+            gallery.add_embeddings(stored, truncate_dim=dim)
             rows = gallery.rows(80, stored.names[3:4])
             sources.append(rows.columns["source"][0])
     assert sources[0] != sources[1]
@@ -112,12 +111,12 @@ def test_the_first_dimensions_are_another_source_of_length_one(folders, database
     np.testing.assert_allclose(rows.vectors, expected, atol=1e-6)
     np.savez(tmp_path / "twice.npz", embeddings=np.eye(2), names=np.array(["a", "a"]))
     with databases.gallery("lancedb") as gallery:
-        index_embeddings(gallery, read_embeddings(folders["wide"]), "wide/")
+        gallery.add_embeddings(read_embeddings(folders["wide"]), "wide/")
         for path, dim, says in (
             (folders["cars"], 7, "truncate_dim"),
             (folders["cars"], 0, "dimensions"),
             (tmp_path / "twice.npz", 0, "more than once"),
         ):
             with pytest.raises(UserError, match=says):
-                index_embeddings(gallery, read_embeddings(path), truncate_dim=dim)
+                gallery.add_embeddings(read_embeddings(path), truncate_dim=dim)
         assert len(gallery) == 10

@@ -25,7 +25,7 @@ import dataclasses
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
@@ -65,17 +65,17 @@ class DemoFlags(ModelFlags):
     @condition("a gallery that does not embed images itself")
     def embeds_images(self) -> bool:
         """Whether images are embedded by --model."""
-        return kind_of_gallery(self.gallery or "") != "retriever"
+        return kind_of_gallery(self.gallery) != "retriever"
 
     @condition("a gallery that is no folder of images")
     def names_images(self) -> bool:
         """Whether the gallery names its images."""
-        return kind_of_gallery(self.gallery or "") != "images"
+        return kind_of_gallery(self.gallery) != "images"
 
     @condition("images or embeddings as --gallery")
     def is_measured(self) -> bool:
         """Whether the distance is chosen here."""
-        return kind_of_gallery(self.gallery or "") in ("images", "embeddings")
+        return kind_of_gallery(self.gallery) in ("images", "embeddings")
 
 
 def demo(flags: DemoFlags) -> None:
@@ -85,7 +85,7 @@ def demo(flags: DemoFlags) -> None:
 
     from tfdml.embeddings.model_card import served_version
     from tfdml.evaluation.calibration import calibration_in
-    from tfdml.export.retriever import Retriever
+    from tfdml.retrieval import open_gallery
 
     try:
         from tfdml import demo as web
@@ -95,28 +95,27 @@ def demo(flags: DemoFlags) -> None:
         ) from error
     address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
     if kind_of_gallery(address) == "retriever":
-        retriever = Retriever.load(address)
-        items = retriever.gallery()
-        gallery = web.Gallery(address, items.ids, items.embeddings, items.classes, folder)
+        retriever: Any = open_gallery(address)
+        pictures = web.pictures_of_gallery(retriever, folder, retriever.about.model)
         page = web.Demo(
-            gallery,
+            pictures,
             lambda data: retriever.embed(data)[0],
             str(retriever.path),
             retriever.calibration,
         )
     else:
         source = load_source(flags)
-        gallery = web.open_gallery(address, source, folder, flags.distance, flags.batch_size)
-        page = web.Demo(gallery, web.embedder_of(source), model)
+        pictures = web.pictures_of(address, source, folder, flags.distance, flags.batch_size)
+        page = web.Demo(pictures, web.embedder_of(source), model)
         page.embed_texts = source.embed_texts if source.embeds_texts else None
     # So that the first search does not wait, and a model of another dimension is refused.
-    gallery.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
+    pictures.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
     if flags.calibration:
         page.calibration = calibration_in(read_json(flags.calibration), flags.calibration)
-    elif model and gallery.distance == "euclidean":
+    elif model and pictures.distance == "euclidean":
         page.calibration = _of_card(served_version(Path(model)) or Path(model))
     if page.calibration:
-        page.calibration.for_searches(gallery.distance, len(gallery))
+        page.calibration.for_searches(pictures.distance, len(pictures))
     token = "" if flags.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
     web.serve(page, flags.host, flags.port, token)
 

@@ -179,13 +179,13 @@ class EvaluateFlags(DataFlags):
 
 def evaluate(flags: EvaluateFlags) -> None:
     """Evaluate as the flags say."""
-    from tfdml.retrieval import is_gallery
+    from tfdml.retrieval import is_database
 
     if bool(flags.model) == bool(flags.compare) and not flags.gallery:
         raise UserError("is missing, or --compare in its place", model=...)
     if bool(flags.gallery) != bool(flags.strangers):
         raise UserError("--gallery and --strangers go together: FPIR is the rate of strangers")
-    if is_gallery(flags.model):
+    if is_database(flags.model):
         raise UserError(
             "--model is the address of a gallery in a database, and no model: see tfdml search "
             "--gallery"
@@ -269,17 +269,16 @@ class _Side:
         Raises:
             UserError: It is a database, it has no classes, or an image is bad.
         """
-        from tfdml.embeddings.files import class_of_each, read_embeddings
+        from tfdml.embeddings.files import class_of_each
 
         path = os.path.expanduser(getattr(flags, name))
         kind = kind_of_gallery(path)
-        if kind == "retriever" and name == "gallery":
-            side = cls._of_retriever(path)
-        elif kind == "embeddings":
-            stored = read_embeddings(path)
-            if stored.classes is None:
+        if kind == "embeddings" or (kind == "retriever" and name == "gallery"):
+            if kind == "retriever":
+                load_tensorflow()
+            side = cls._of_gallery(path)
+            if not any(side.classes):
                 raise UserError("has no classes: add the class of each embedding", **{name: path})
-            side = cls(stored.embeddings, stored.classes, stored.model)
         elif kind == "images":
             images = DataChoice("folder", path, {}, flags.bad_images).load("all")
             classes = class_of_each(images.labels, images.class_names)
@@ -295,14 +294,16 @@ class _Side:
         return side
 
     @classmethod
-    def _of_retriever(cls, path: str) -> _Side:
+    def _of_gallery(cls, path: str) -> _Side:
         import numpy as np
 
-        from tfdml.export.retriever import Retriever
+        from tfdml.retrieval import open_gallery
 
-        load_tensorflow()
-        items = Retriever.load(path).gallery()
-        return cls(items.embeddings, np.array(items.classes, object), items.model)
+        with open_gallery(path) as gallery:
+            rows = gallery.rows(len(gallery))
+            about = gallery.about
+            model = about.model if about else ""
+            return cls(rows.vectors, np.array(rows.columns["class"], object), model)
 
 
 def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:

@@ -4,10 +4,12 @@ r"""Write the embeddings of a data set into a database, where they are searched.
   tfdml index --embeddings=embeddings/cars --to='pgvector://user:password@host:5432/shop?distance=cosine'
   tfdml index --embeddings=embeddings/vans --to=lancedb:///data/galleries --prefix=vans/ \
       --truncate_dim=32
+  tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries --replace --prune
+  tfdml index --to=lancedb:///data/galleries --delete='class=bus'
 
-A row's id is the name of its image, after --prefix. Its texts are path, class, role and source. Ids
-that are there from other embeddings are an error, or their rows are replaced (--replace). After a
-kill, the same command writes the rest. The flag --gallery of tfdml search takes the same URI.
+A row's id is the name of its image, after --prefix. Its texts are path, class, source and model.
+Ids that are there from other embeddings are an error, or their rows are replaced (--replace). After
+a kill, the same command writes the rest. The flag --gallery of tfdml search takes the same URI.
 
 --to names the database; options follow as ?name=value&name=value, in quotes for the shell:
   table       the table (default gallery)
@@ -15,12 +17,18 @@ kill, the same command writes the rest. The flag --gallery of tfdml search takes
 A password may also come from the environment (PGPASSWORD) and is never printed.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
+from tfdml.errors import UserError
 from tfdml.options import option
+
+if TYPE_CHECKING:
+    from tfdml.retrieval import WritableGallery
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,42 +38,90 @@ class IndexFlags(CommandFlags):
     title: ClassVar[str] = "What is indexed, and where"
 
     embeddings: str = option(
-        help="A folder that tfdml embed wrote, or a Parquet, .npz or .npy file."
+        "", help="A folder that tfdml embed wrote, or a Parquet, .npz or .npy file."
     )
     to: str = option(help="The gallery's address, see above.")
-    prefix: str = option("", help="Put before the name of each image, for its id.")
-    truncate_dim: int = option(
-        0, at_least=0, help="Keep the first N dimensions, scaled to length 1; 0: all, as they are."
+    prefix: str = option(
+        "",
+        requires="embeddings",
+        help="Put before the name of each image, for its id, and before classes that are numbers.",
     )
-    replace: bool = option(False, help="Replace rows of other embeddings that have the same ids.")
+    truncate_dim: int = option(
+        0,
+        at_least=0,
+        requires="embeddings",
+        help="Keep the first N dimensions, scaled to length 1; 0: all, as they are.",
+    )
+    model: str = option(
+        "",
+        requires="embeddings",
+        help="The fingerprint of the model, where the embeddings state none. unknown: nobody knows "
+        "it, and they are mixed into a gallery of a known one.",
+    )
+    replace: bool = option(
+        False,
+        requires="embeddings",
+        help="Replace rows of other embeddings that have the same ids.",
+    )
+    prune: bool = option(
+        False,
+        requires="embeddings",
+        help="Delete what was indexed before with the same --prefix and is not in the embeddings.",
+    )
+    delete: str = option(
+        "", help="Delete the rows whose column is a text: class=bus, id=a.jpg, path= or source=."
+    )
 
 
 def index(flags: IndexFlags) -> None:
     """Index as the flags say."""
-    from tfdml.embeddings import read_embeddings
-    from tfdml.retrieval import connect, index_embeddings
+    from tfdml.retrieval import WritableGallery, open_gallery
 
+    if not flags.embeddings and not flags.delete:
+        raise UserError("is missing, or --delete", embeddings=...)
+    where = _where(flags.delete)
     # The address first: reading names may take a while.
-    with connect(flags.to) as gallery:
-        stored = read_embeddings(os.path.expanduser(flags.embeddings))
-        if not stored.model:
-            print(
-                f"{flags.embeddings} states no model: it is not compared with that of the gallery"
-            )
-        with Progress() as line:
-            options = flags.prefix, flags.truncate_dim, flags.replace
-            counts = index_embeddings(gallery, stored, *options, progress=line.images)
-        total, dimension = len(stored), flags.truncate_dim or stored.embeddings.shape[1]
-        changes = (
-            f"{counts.added:,} added, {counts.replaced:,} replaced, {counts.present:,} there "
-            "already"
+    with open_gallery(flags.to) as gallery:
+        if not isinstance(gallery, WritableGallery):
+            raise UserError("is no database, the only galleries that are written", to=flags.to)
+        if where:
+            count = gallery.delete(where=where)
+            print(f"{count:,} rows deleted, whose {flags.delete}; {len(gallery):,} are left")
+        if flags.embeddings:
+            _add(gallery, flags)
+
+
+def _where(text: str) -> dict[str, str]:
+    """Return the column and the text of --delete; nothing where it is not given."""
+    name, separator, value = text.partition("=")
+    if text and not separator:
+        raise UserError("write it as class=bus", delete=text)
+    return {name: value} if text else {}
+
+
+def _add(gallery: WritableGallery, flags: IndexFlags) -> None:
+    from tfdml.embeddings.files import read_embeddings
+
+    stored = read_embeddings(os.path.expanduser(flags.embeddings))
+    with Progress() as line:
+        counts = gallery.add_embeddings(
+            stored,
+            flags.prefix,
+            flags.truncate_dim,
+            model=flags.model,
+            replace=flags.replace,
+            progress=line.images,
         )
-        print(
-            f"{total:,} embeddings of {dimension} dimensions in {gallery.address}, "
-            f"{gallery.distance}: {changes}"
-        )
-        if others := len(gallery) - total:
-            print(f"the gallery holds {others:,} more rows, of other embeddings")
+    dimension = flags.truncate_dim or stored.embeddings.shape[1]
+    place = f"{gallery.address}, {gallery.distance}"
+    print(f"{len(stored):,} embeddings of {dimension} dimensions in {place}: {counts}")
+    if not stored.model and not flags.model:
+        print(f"{flags.embeddings} states no model, and the gallery knows none")
+    if flags.prune:
+        print(f"{gallery.prune(stored, flags.prefix):,} rows deleted, not in the embeddings")
+    others = len(gallery) - len(stored)
+    if others:
+        print(f"the gallery holds {others:,} rows besides, from other folders or files")
 
 
 COMMAND = Command(

@@ -196,23 +196,8 @@ def load_source(flags: ModelFlags) -> EmbeddingBackend:
     return load_backend(model, truncate_dim=flags.truncate_dim)
 
 
-def kind_of_gallery(gallery: str) -> str:
-    """Return what a gallery is: a `database`, stored `embeddings`, a `retriever`, or another
-    folder, of `images`."""
-    from tfdml.embeddings.files import holds_embeddings
-    from tfdml.retrieval import is_gallery
+def kind_of_gallery(gallery: str | None) -> str:
+    """Return what a flag names, as `tfdml.retrieval.kind_of_gallery`, which needs NumPy."""
+    from tfdml import retrieval
 
-    if is_gallery(gallery):
-        return "database"
-    path = Path(gallery).expanduser()
-    if not path.is_dir() or holds_embeddings(path):
-        return "embeddings"
-    return _kind_of_folder(path)
-
-
-def _kind_of_folder(path: Path) -> str:
-    from tfdml.embeddings.model_card import served_version
-    from tfdml.export.retriever import RETRIEVER_CARD
-
-    version = served_version(path)
-    return "retriever" if version and (version / RETRIEVER_CARD).is_file() else "images"
+    return retrieval.kind_of_gallery(gallery or "")

@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tfdml.data import ImageDataset
+    from tfdml.embeddings.files import StoredEmbeddings
     from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
+    from tfdml.retrieval import Gallery
 
 _EMBEDS_ITSELF = ("retriever", "images")
 
@@ -84,7 +86,7 @@ class SearchFlags(ModelFlags):
     @condition("a gallery that embeds no images")
     def embeds_images(self) -> bool:
         """Whether images are embedded by --model."""
-        return kind_of_gallery(self.gallery or "") not in _EMBEDS_ITSELF
+        return kind_of_gallery(self.gallery) not in _EMBEDS_ITSELF
 
     @condition("stored embeddings as --queries")
     def embeds_vectors(self) -> bool:
@@ -94,43 +96,100 @@ class SearchFlags(ModelFlags):
     @condition("stored embeddings as --gallery")
     def is_measured(self) -> bool:
         """Whether the distance is chosen here."""
-        return kind_of_gallery(self.gallery or "") == "embeddings"
+        return kind_of_gallery(self.gallery) == "embeddings"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Queries:
+    """What is searched for.
+
+    Args:
+        names: What each query is called.
+        vectors: (N, d) embeddings, or paths of images that a retriever embeds.
+        classes: (N,) names of their classes; None: they are not known.
+        model: The fingerprint of what embedded them; empty where it is not known.
+    """
+
+    names: list[str]
+    vectors: Any
+    classes: np.ndarray | None = None
+    model: str = ""
 
 
 def search(flags: SearchFlags) -> None:
     """Search as the flags say."""
-    import numpy as np
+    _check_flags(flags)
+    kind = kind_of_gallery(flags.gallery)
+    # Read first, as embedding queries takes a while.
+    limit = _max_distance(flags, kind)
+    itself = _searched_itself(flags)
+    if itself is not None:
+        limit = _limit_of(flags, limit, flags.distance, len(itself))
+        results = _in_itself(itself, flags)
+    else:
+        results, limit = _in_gallery(flags, kind, limit)
+    results = results.within(limit)
+    _print(results, limit)
+    if flags.out:
+        results.write(flags.out)
+        print(f"written: {printable(flags.out)}")
 
-    from tfdml.evaluation import Calibration
 
+def _check_flags(flags: SearchFlags) -> None:
     if flags.out:
         require_writable(flags.out, "out")
         if os.path.splitext(flags.out)[1] not in (".parquet", ".csv"):
             raise UserError("name a file as *.parquet or *.csv", out=flags.out)
-    if bool(flags.queries) == bool(flags.text):
-        raise UserError(
-            "--text takes the place of --queries"
-            if flags.text
-            else "--queries or --text is missing"
-        )
-    kind = kind_of_gallery(flags.gallery)
-    limit: Any = _max_distance(flags, kind)
-    search_in = {"database": _in_database, "embeddings": _in_embeddings}.get(kind, _in_retriever)
-    results, distance, size, own = search_in(flags)
-    if limit is None and own is None:
-        advice = "export it with --calibrate=fpir=0.01, or give a number"
-        raise UserError(f"{flags.gallery} has no threshold: {advice}", max_distance="calibrated")
-    limit = own if limit is None else limit
-    if isinstance(limit, Calibration):
-        with user_errors(UserError, REASON, max_distance=flags.max_distance):
-            print(limit.for_searches(distance, size))
-        limit = limit.threshold
-    print(f"{distance} distances" + (f", at most {limit:.9g}" if limit < np.inf else ""))
-    results = results.within(limit)
-    _print(results)
-    if flags.out:
-        results.write(flags.out)
-        print(f"written: {printable(flags.out)}")
+    if flags.queries and flags.text:
+        raise UserError("--text takes the place of --queries")
+    if not flags.queries and not flags.text:
+        raise UserError("--queries or --text is missing")
+
+
+def _in_gallery(
+    flags: SearchFlags, kind: str, limit: float | Calibration | None
+) -> tuple[RetrievalResults, float]:
+    """Return the neighbors in a gallery, and within which distance they are printed."""
+    from tfdml.results import RetrievalResults
+    from tfdml.retrieval import open_gallery
+
+    if kind == "retriever":
+        load_tensorflow()
+    distance = flags.distance if kind == "embeddings" else ""
+    with open_gallery(flags.gallery, distance=distance) as gallery:
+        size = len(gallery)
+        if not size:
+            raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
+        if limit is None and gallery.calibration is None:
+            raise UserError(
+                f"{flags.gallery} has no threshold: export it with --calibrate=fpir=0.01, or give "
+                "a number",
+                max_distance="calibrated",
+            )
+        limit = gallery.calibration if limit is None else limit
+        limit = _limit_of(flags, limit, gallery.distance, size)
+        queries = _queries(flags, kind)
+        neighbors = gallery.search(queries.vectors, flags.k, model=queries.model)
+        named = neighbors.columns["class"].any()
+        columns = {"class": neighbors.columns["class"]} if named else {}
+        classes, counts = _truth(queries, gallery) if named else (None, {})
+    neighbors = dataclasses.replace(neighbors, columns=columns)
+    results = RetrievalResults.of_neighbors(
+        queries.names, neighbors, classes=classes, class_counts=counts
+    )
+    return results, limit
+
+
+def _truth(queries: _Queries, gallery: Gallery) -> tuple[np.ndarray | None, dict[str, int]]:
+    """Return the classes of the queries, and how many rows of each a gallery has; None where
+    nothing is counted."""
+    if queries.classes is None:
+        return None, {}
+    counts = gallery.class_counts()
+    if not set(queries.classes) & counts.keys():
+        print("queries and gallery have no class in common, by name: nothing is counted")
+        return None, {}
+    return queries.classes, counts
 
 
 def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
@@ -156,17 +215,38 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
         return number("max_distance", float(text)) if text else float("inf")
 
 
-def _print(results: RetrievalResults) -> None:
+def _limit_of(
+    flags: SearchFlags, limit: float | Calibration | None, distance: str, size: int
+) -> float:
+    """Return the largest distance of a neighbor, and print it."""
+    from tfdml.evaluation import Calibration
+
+    text = flags.max_distance
+    if isinstance(limit, Calibration):
+        with user_errors(UserError, REASON, max_distance=text):
+            print(limit.for_searches(distance, size))
+        limit = limit.threshold
+    value = float("inf") if limit is None else limit
+    # Products alone may be below 0.
+    if value < 0 and distance != "dot":
+        raise UserError(f"no {distance} distance is below 0", max_distance=text)
+    bound = "" if value == float("inf") else f", at most {value:.9g}"
+    print(f"{distance} distances{bound}")
+    return value
+
+
+def _print(results: RetrievalResults, limit: float) -> None:
     named = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
     for values in zip(*results.columns.values(), strict=True):
         row = dict(zip(results.columns, values, strict=True))
         if row["rank"] == 1:
             print(row["query"])
-        if row["id"] is not None:
-            others = [
-                f"{name}={value}" for name, value in row.items() if value and name not in named
-            ]
-            print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join([row['id'], *others])}")
+        if row["id"] is None:
+            print("  nothing" if limit == float("inf") else f"  nothing within {limit:.4g}")
+            continue
+        texts = [row["id"]]
+        texts += [f"{name}={value}" for name, value in row.items() if value and name not in named]
+        print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join(texts)}")
     itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
     if itself.any():
         print(f"{itself.sum():,} queries find their own image, which counts")
@@ -189,20 +269,23 @@ def _paths(flags: SearchFlags) -> list[str]:
     return [path for text in flags.queries for path in images_named("queries", text)]
 
 
-def _embedded(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
-    """Return the names of the queries, their vectors, classes (None: not known) and model."""
+def _queries(flags: SearchFlags, kind: str) -> _Queries:
+    """Return what the flags search for, embedded, but for images that a retriever embeds."""
     if flags.text:
         texts = clean([flags.text], TEXT, "text")
         source = load_source(flags)
         # What the query is called, on one line.
         name = " ".join(texts[0].split())
-        return [name], source.embed_texts(texts), None, source.fingerprint()
+        return _Queries([name], source.embed_texts(texts), None, source.fingerprint())
     if not _holds_images(flags.queries):
         return _stored(flags)
-    return _images(flags)
+    paths = _paths(flags)
+    if kind == "retriever":
+        return _Queries(paths, paths)
+    return _images(flags, paths)
 
 
-def _images(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
+def _images(flags: SearchFlags, paths: list[str]) -> _Queries:
     import numpy as np
 
     from tfdml.data import ImageDataset
@@ -210,25 +293,25 @@ def _images(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | Non
     from tfdml.data.images import FileImages
 
     load_tensorflow()
-    paths = _paths(flags)
     dataset = check(
         ImageDataset("queries", "all", FileImages(tuple(paths)), np.zeros(len(paths), np.int64))
     )
     source = load_source(flags)
-    return paths, source.embed(dataset, flags.batch_size), None, source.fingerprint()
+    return _Queries(paths, source.embed(dataset, flags.batch_size), None, source.fingerprint())
 
 
-def _stored(flags: SearchFlags) -> tuple[list[str], np.ndarray, np.ndarray | None, str]:
+def _stored(flags: SearchFlags) -> _Queries:
     import numpy as np
 
     from tfdml.embeddings.files import read_embeddings
 
     read = read_embeddings(os.path.expanduser(flags.queries[0]))
+    names = list(read.names)
     if not flags.model:
-        return list(read.names), np.asarray(read.embeddings), read.classes, read.model
+        return _Queries(names, np.asarray(read.embeddings), read.classes, read.model)
     head = load_source(flags)
     vectors = head.embed(_as_images(read.embeddings), flags.batch_size)
-    return list(read.names), vectors, read.classes, head.fingerprint()
+    return _Queries(names, vectors, read.classes, head.fingerprint())
 
 
 def _as_images(vectors: np.ndarray) -> ImageDataset:
@@ -241,86 +324,31 @@ def _as_images(vectors: np.ndarray) -> ImageDataset:
     return ImageDataset("queries", "all", images, np.zeros(len(vectors), np.int64))
 
 
-def _in_database(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
-    """Return the results, the distance, how many images the gallery has, and its threshold."""
-    from tfdml.results import RetrievalResults
-    from tfdml.retrieval import connect
+def _searched_itself(flags: SearchFlags) -> StoredEmbeddings | None:
+    """Return the images to search of labeled embeddings that are the gallery and the queries; None
+    where they are not the same."""
+    from tfdml.embeddings.files import read_embeddings
 
-    names, vectors, _, model = _embedded(flags)
-    with connect(flags.gallery) as gallery:
-        neighbors = gallery.search(vectors, flags.k, model=model)
-        distance, size = gallery.distance, len(gallery)
-    if not size:
-        raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
-    columns = {
-        name: column
-        for name, column in neighbors.columns.items()
-        if name in ("class", "role") and column.any()
-    }
-    return (
-        RetrievalResults.of_arrays(names, neighbors.ids, neighbors.distances, columns),
-        distance,
-        size,
-        None,
+    if not flags.queries or flags.model or _holds_images(flags.queries):
+        return None
+    query, gallery = (
+        os.path.realpath(os.path.expanduser(path)) for path in (flags.queries[0], flags.gallery)
     )
+    if query != gallery:
+        return None
+    stored = read_embeddings(gallery)
+    return None if stored.labels is None else stored.split("test")
 
 
-def _in_embeddings(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
-    import numpy as np
-
-    from tfdml.embeddings.files import check_same_model, read_embeddings
+def _in_itself(stored: StoredEmbeddings, flags: SearchFlags) -> RetrievalResults:
     from tfdml.results import RetrievalResults
 
-    path = os.path.expanduser(flags.gallery)
-    stored, options = read_embeddings(path), dict[str, Any](k=flags.k, distance=flags.distance)
-    same = bool(flags.queries) and os.path.realpath(
-        os.path.expanduser(flags.queries[0])
-    ) == os.path.realpath(path)
-    if same and stored.labels is not None and not (_holds_images(flags.queries) or flags.model):
-        part = stored.split("test")
-        results = RetrievalResults.of_dataset(part.embeddings, part, **options)  # type: ignore[arg-type]
-        return results, flags.distance, len(part), None
-    names, vectors, classes, model = _embedded(flags)
-    check_same_model(stored.model, model, f"--gallery={flags.gallery} and the queries")
-    if bool(stored.model) != bool(model):
-        print("the models of the gallery and the queries are not compared: one is not known")
-    if (
-        stored.classes is not None
-        and classes is not None
-        and not np.isin(classes, stored.classes).any()
-    ):
-        print("queries and gallery have no class in common, by name: nothing is counted")
-        classes = None
-    classes = None if stored.classes is None else classes
-    options |= {"query_ids": names, "gallery_ids": stored.names, "gallery_labels": stored.classes}
-    return (
-        RetrievalResults.search(vectors, classes, stored.embeddings, **options),
-        flags.distance,
-        len(stored),
-        None,
+    return RetrievalResults.of_dataset(
+        stored.embeddings,
+        stored,  # type: ignore[arg-type]
+        k=flags.k,
+        distance=flags.distance,
     )
-
-
-def _in_retriever(flags: SearchFlags) -> tuple[RetrievalResults, str, int, Calibration | None]:
-    from tfdml.embeddings.files import check_same_model
-    from tfdml.export.retriever import Retriever
-    from tfdml.results import RetrievalResults
-
-    load_tensorflow()
-    retriever = Retriever.load(os.path.expanduser(flags.gallery))
-    queries: Any
-    if _holds_images(flags.queries):
-        names = queries = _paths(flags)
-    else:
-        names, queries, _, model = _embedded(flags)
-        check_same_model(
-            retriever.card["model"], model, f"--gallery={flags.gallery} and the queries"
-        )
-    neighbors = retriever.search(queries, flags.k)
-    results = RetrievalResults.of_arrays(
-        names, neighbors.ids, neighbors.distances, {"class": neighbors.classes}
-    )
-    return results, "euclidean", len(retriever), retriever.calibration
 
 
 COMMAND = Command(

@@ -4,5 +4,6 @@ from tfdml.demo.application import Demo as Demo
 from tfdml.demo.application import embedder_of as embedder_of
 from tfdml.demo.application import page_routes as page_routes
 from tfdml.demo.application import serve as serve
-from tfdml.demo.gallery import Gallery as Gallery
-from tfdml.demo.gallery import open_gallery as open_gallery
+from tfdml.demo.gallery import Pictures as Pictures
+from tfdml.demo.gallery import pictures_of as pictures_of
+from tfdml.demo.gallery import pictures_of_gallery as pictures_of_gallery

@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 from tfdml.data.dataset import ImageDataset, find_faults
 from tfdml.data.images import EncodedImages
 from tfdml.data.limits import SERVING_LIMIT
-from tfdml.demo.gallery import Gallery
+from tfdml.demo.gallery import Pictures
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
@@ -66,7 +66,7 @@ class Demo:
         embed_texts: From texts to their embeddings (N, d); None: the model has no tower of texts.
     """
 
-    gallery: Gallery
+    gallery: Pictures
     embed: Callable[[bytes], np.ndarray]
     model: str = ""
     calibration: Calibration | None = None
@@ -127,7 +127,7 @@ def page_routes(demo: Demo, lanes: Lanes) -> list[BaseRoute]:
 
     Example:
         >>> from starlette.testclient import TestClient
-        >>> demo = Demo(Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)),
+        >>> demo = Demo(Pictures("cars", ["a.jpg", "b.jpg"], np.eye(2)),
         ...     embed=lambda data: np.ones(2))
         >>> app = application(page_routes(demo, Lanes(WebSettings())))
         >>> "b.jpg" in TestClient(app).get("/?row=0&k=1").text

@@ -1,4 +1,4 @@
-"""What a demo searches: a gallery of stored embeddings, of a database, or of a folder of images."""
+"""What a demo searches and shows: the images of a gallery, or of a folder."""
 
 import os
 import sys
@@ -13,26 +13,22 @@ from tfdml.data import load
 from tfdml.data.images import FileImages
 from tfdml.data.limits import SERVING_LIMIT
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
-from tfdml.embeddings.files import (
-    check_same_model,
-    class_of_each,
-    holds_embeddings,
-    read_embeddings,
-)
+from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
-from tfdml.retrieval.exact import check_embeddings, nearest_neighbors
-from tfdml.retrieval.galleries import connect, is_gallery
+from tfdml.retrieval.addresses import kind_of_gallery
+from tfdml.retrieval.exact import check_embeddings
+from tfdml.retrieval.galleries import About, Gallery, MemoryGallery, Rows, open_gallery
 
-# Rows of a database that are read into memory.
+# Rows of a gallery that are read into memory.
 MOST_ROWS = 1_000_000
 
 
-class Gallery:
-    """Images with embeddings in memory, searched exactly.
+class Pictures:
+    """Images with embeddings in memory, searched exactly, and shown.
 
     Args:
-        title: What it is called.
+        title: What they are called.
         names: N names: the paths of the images, below `folder`.
         embeddings: (N, d).
         classes: (N,) names or numbers; None: there are none.
@@ -43,7 +39,7 @@ class Gallery:
         UserError: The embeddings are not finite.
 
     Example:
-        >>> Gallery("cars", ["a.jpg", "b.jpg"], np.eye(2)).search(np.array([0.9, 0.1]), k=1)
+        >>> Pictures("cars", ["a.jpg", "b.jpg"], np.eye(2)).search(np.array([0.9, 0.1]), k=1)
         [(0, 0.1414213627576828)]
     """
 
@@ -56,12 +52,22 @@ class Gallery:
         folder: str = "",
         distance: str = "euclidean",
     ):
-        self.title, self.names, self.folder, self.distance = title, names, folder, distance
+        self.title = title
+        self.names = names
+        self.folder = folder
         self.embeddings = check_embeddings(embeddings)
         self.classes = None if classes is None else list(map(str, classes))
+        rows = list(map(str, range(len(self.embeddings))))
+        about = About(distance, self.embeddings.shape[1])
+        self._gallery = MemoryGallery(title, Rows(rows, self.embeddings, {}), about)
 
     def __len__(self) -> int:
         return len(self.embeddings)
+
+    @property
+    def distance(self) -> str:
+        """What near means."""
+        return self._gallery.distance
 
     def search(
         self, query: np.ndarray, k: int, without: int | None = None
@@ -74,13 +80,12 @@ class Gallery:
             k: How many.
             without: A row that is left out.
         """
-        options: dict[str, Any] = {
-            "distance": self.distance,
-            "own_rows": None if without is None else np.array([without]),
-        }
-        k = min(k, len(self) - (without is not None))
-        rows, distances = nearest_neighbors(query[None], self.embeddings, k=k, **options)
-        return list(zip(rows[0].tolist(), distances[0].tolist(), strict=True))
+        # One more, for the row that is left out.
+        most = min(k + (without is not None), len(self))
+        neighbors = self._gallery.search(query[None], most)
+        rows = map(int, neighbors.ids[0])
+        pairs = zip(rows, neighbors.distances[0].tolist(), strict=True)
+        return [(row, far) for row, far in pairs if row != without][:k]
 
     def picture(self, row: int, side: int) -> bytes:
         """Return an image as a JPEG whose longer side is at most `side` pixels.
@@ -118,48 +123,63 @@ class Gallery:
         return path
 
 
-def open_gallery(
+def pictures_of(
     address: str,
     model: EmbeddingBackend,
     folder: str = "",
     distance: str = "euclidean",
     batch_size: int = 100,
-) -> Gallery:
-    """Return the gallery at a path or address, read into memory.
+) -> Pictures:
+    """Return the images of a folder, which are embedded now, or those of a gallery.
 
     Args:
-        address: Of a database; or as `read_embeddings`; or a folder of images, which are embedded
-            now. What cannot be decoded of them is left out, and printed.
+        address: A folder of images. What cannot be decoded of them is left out, and printed. Or the
+            address of a gallery, as `tfdml.retrieval.open_gallery`.
         model: What embeds images and queries.
-        folder: Where the images of embeddings are. A database names them in its column `path`, or
-            else by its ids.
-        distance: As `nearest_neighbors`; a database has its own.
+        folder: Where the images of a gallery are. It names them in its column `path`, or else by
+            its ids.
+        distance: What near means; databases and retrievers have their own.
         batch_size: Images that are embedded at once.
 
     Raises:
-        UserError: There is no image, or no row; a database has more than `MOST_ROWS`; it is of
-            another model.
+        UserError: There is no image, or no row; there are more than `MOST_ROWS`; or the gallery is
+            of another model.
     """
-    if is_gallery(address):
-        with connect(address) as database:
-            rows = database.rows(MOST_ROWS + 1)
-            database.check(rows.vectors.shape[1], model.fingerprint(), "queries")
-            if not 0 < len(rows.ids) <= MOST_ROWS:
-                count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
-                raise UserError(
-                    f"holds {count}; the demo shows 1 to {MOST_ROWS:,}", uri=str(database.address)
-                )
-            names = [
-                path or name for name, path in zip(rows.ids, rows.columns["path"], strict=True)
-            ]
-            texts: Any = rows.columns["class"] if any(rows.columns["class"]) else None
-            return Gallery(
-                str(database.address), names, rows.vectors, texts, folder, database.distance
-            )
-    if holds_embeddings(address):
-        stored = read_embeddings(address)
-        check_same_model(stored.model, model.fingerprint(), f"gallery={address} and the queries")
-        return Gallery(address, stored.names, stored.embeddings, stored.classes, folder, distance)
+    kind = kind_of_gallery(address)
+    if kind == "images":
+        return _pictures_of_folder(address, model, distance, batch_size)
+    with open_gallery(address, distance=distance if kind == "embeddings" else "") as gallery:
+        return pictures_of_gallery(gallery, folder, model.fingerprint())
+
+
+def pictures_of_gallery(gallery: Gallery, folder: str, model: str) -> Pictures:
+    """Return the images of a gallery, read into memory.
+
+    Args:
+        gallery: The gallery.
+        folder: As `pictures_of`.
+        model: The fingerprint of what embeds queries.
+
+    Raises:
+        UserError: As `pictures_of`.
+    """
+    rows = gallery.rows(MOST_ROWS + 1)
+    about = gallery.check(rows.vectors.shape[1], model, "queries")
+    if not 0 < len(rows.ids) <= MOST_ROWS:
+        count = f"more than {MOST_ROWS:,} rows" if rows.ids else "no rows"
+        raise UserError(
+            f"holds {count}; the demo shows 1 to {MOST_ROWS:,}", gallery=gallery.address
+        )
+    paths = rows.columns.get("path", rows.ids)
+    names = [path or name for name, path in zip(rows.ids, paths, strict=True)]
+    classes = rows.columns["class"]
+    named = classes if any(classes) else None
+    return Pictures(gallery.address, names, rows.vectors, named, folder, about.distance)
+
+
+def _pictures_of_folder(
+    address: str, model: EmbeddingBackend, distance: str, batch_size: int
+) -> Pictures:
     dataset = load("folder", address, "all")
     print(
         f"embedding {len(dataset):,} images; a folder of tfdml embed as --gallery keeps embeddings",
@@ -174,4 +194,4 @@ def open_gallery(
         )
     names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
     classes = class_of_each(dataset.labels[readable], dataset.class_names)
-    return Gallery(address, names, vectors, classes, address, distance)
+    return Pictures(address, names, vectors, classes, address, distance)

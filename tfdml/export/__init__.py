@@ -19,9 +19,8 @@ _PARTS = {
     ),
     "tfdml.export.options": ("ExportOptions",),
     "tfdml.export.retriever": (
-        "Gallery",
         "Retriever",
-        "SearchResult",
+        "RetrieverItems",
     ),
     "tfdml.export.saved_model": (
         "export_saved_model",
@@ -35,9 +34,8 @@ if TYPE_CHECKING:
     from tfdml.export.exporter import export_model as export_model
     from tfdml.export.exporter import export_run as export_run
     from tfdml.export.options import ExportOptions as ExportOptions
-    from tfdml.export.retriever import Gallery as Gallery
     from tfdml.export.retriever import Retriever as Retriever
-    from tfdml.export.retriever import SearchResult as SearchResult
+    from tfdml.export.retriever import RetrieverItems as RetrieverItems
     from tfdml.export.saved_model import export_saved_model as export_saved_model
     from tfdml.export.saved_model import write_saved_model as write_saved_model
 else:

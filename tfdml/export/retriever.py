@@ -31,12 +31,13 @@ from tfdml.evaluation.calibration import (
 from tfdml.evaluation.classification import warn_of_indistinct
 from tfdml.export import saved_model
 from tfdml.export.saved_model import SIGNATURES, quiet, refuse
-from tfdml.io.files import Kinds, compare_files, read_bytes, read_json, write_json
+from tfdml.io.files import Kinds, compare_files, printable, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
 from tfdml.names import CLASS_OR_NONE, ID, clean
+from tfdml.retrieval.addresses import RETRIEVER_CARD
 from tfdml.retrieval.exact import check_embeddings, unit_rows
+from tfdml.retrieval.galleries import About, Condition, Gallery, MemoryGallery, Neighbors, Rows
 
-RETRIEVER_CARD = "retriever.json"
 _CARD: Kinds = {"items": int, "classes": int, "model": str, "embedding_dim": int, "files": dict}
 _BATCH_SIZE = 32
 # Of a gallery's images, so many search it for its threshold.
@@ -46,7 +47,7 @@ Image = bytes | str | os.PathLike
 
 
 @dataclasses.dataclass(frozen=True)
-class Gallery:
+class RetrieverItems:
     """The items of a gallery, embedded.
 
     Args:
@@ -61,7 +62,7 @@ class Gallery:
             or they differ in number.
 
     Example:
-        >>> gallery = Gallery(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
+        >>> gallery = RetrieverItems(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
         >>> gallery.take([1]).ids
         ['b']
     """
@@ -102,7 +103,7 @@ class Gallery:
         directory: str | os.PathLike = "",
         skip_bad: bool = False,
         report: Callable[[str], None] = logging.info,
-    ) -> Gallery:
+    ) -> RetrieverItems:
         """Return the images of a data set, embedded batch by batch.
 
         Args:
@@ -145,7 +146,7 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def take(self, rows: Sequence[int] | np.ndarray) -> Gallery:
+    def take(self, rows: Sequence[int] | np.ndarray) -> RetrieverItems:
         """Return some of the items, in this order."""
         rows = row_numbers(rows)
         columns: Any = {
@@ -176,36 +177,9 @@ class Gallery:
         return columns | {"classes": list(self.classes), "metadata": texts}
 
 
-@dataclasses.dataclass(frozen=True)
-class SearchResult:
-    """What a search found: row i holds the neighbors of query i, nearest first, equally near ones
-    by gallery row.
-
-    Args:
-        indices: (B, m) int64 rows of the gallery, m = min(k, N).
-        ids: (B, m) str objects.
-        distances: (B, m) float32, Euclidean, between vectors of length 1.
-        similarities: (B, m) float32 cosines.
-        labels: (B, m) int64 numbers of classes, -1 for none.
-        classes: (B, m) str objects, the names of classes, empty for none.
-        metadata: (B, m) str objects, JSON.
-        accepted: (B, m) bool, whether an item is within the threshold; None where there is none.
-        known: (B,) bool, whether any is.
-    """
-
-    indices: np.ndarray
-    ids: np.ndarray
-    distances: np.ndarray
-    similarities: np.ndarray
-    labels: np.ndarray
-    classes: np.ndarray
-    metadata: np.ndarray
-    accepted: np.ndarray | None = None
-    known: np.ndarray | None = None
-
-
-class Retriever:
-    """Finds the items of a gallery that are nearest to images or embeddings.
+class Retriever(Gallery):
+    """Finds the items of a gallery that are nearest to images or embeddings: a `Gallery` that
+    embeds images itself.
 
     It answers from memory: versions may be written and deleted beneath it. Any number of threads
     may call it.
@@ -233,11 +207,10 @@ class Retriever:
     """
 
     def __init__(self, path: Path):
-        self.path, file, remedy = (
-            path,
-            path / RETRIEVER_CARD,
-            "copy the version again, or build it again",
-        )
+        self.path = path
+        self.address = printable(path)
+        file = path / RETRIEVER_CARD
+        remedy = "copy the version again, or build it again"
         self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
         calibration = stored_calibration(self.card, file)
@@ -253,7 +226,7 @@ class Retriever:
     def build(
         cls,
         embedder: AnyEmbedder | str | os.PathLike,
-        items: ImageDataset | Gallery | Iterable[ImageDataset | Gallery],
+        items: ImageDataset | RetrieverItems | Iterable[ImageDataset | RetrieverItems],
         folder: str | os.PathLike,
         *,
         directory: str | os.PathLike = "",
@@ -292,11 +265,11 @@ class Retriever:
             about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
             model = model or about.get("fingerprint", "")
             backend = load_exported(exported)
-            parts = [items] if isinstance(items, ImageDataset | Gallery) else items
+            parts = [items] if isinstance(items, ImageDataset | RetrieverItems) else items
             galleries = [
                 part
-                if isinstance(part, Gallery)
-                else Gallery.of_images(backend, part, directory, skip_bad, report)
+                if isinstance(part, RetrieverItems)
+                else RetrieverItems.of_images(backend, part, directory, skip_bad, report)
                 for part in parts
             ]
             gallery = joined(
@@ -353,15 +326,30 @@ class Retriever:
     def __repr__(self) -> str:
         return f"Retriever({str(self.path)!r}: {len(self):,} items, {self.card['embedding_dim']}-d)"
 
-    def gallery(self) -> Gallery:
+    @property
+    def about(self) -> About:
+        """See `Gallery.about`."""
+        return About("euclidean", self.card["embedding_dim"], self.card["model"])
+
+    def gallery(self) -> RetrieverItems:
         """Return the items."""
-        columns = {name: column.numpy() for name, column in self._loaded.table.items()}
-        ids, classes, texts = (
-            [text.decode() for text in columns[name]] for name in ("ids", "classes", "metadata")
-        )
-        return Gallery(
-            columns["embeddings"], ids, classes, list(map(json.loads, texts)), self.card["model"]
-        )
+        table = self._loaded.table
+        vectors = table["embeddings"].numpy()
+        metadata = list(map(json.loads, _texts(table["metadata"])))
+        names = _texts(table["ids"]), _texts(table["classes"])
+        return RetrieverItems(vectors, *names, metadata, self.card["model"])
+
+    def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
+        """See `Gallery.rows`; the columns are `path`, where the metadata have one, and `class`."""
+        return self._in_memory().rows(most, ids)
+
+    def _in_memory(self) -> MemoryGallery:
+        items = self.gallery()
+        paths = [str(values.get("path", "")) for values in items.metadata]
+        metadata = [json.dumps(values, sort_keys=True) for values in items.metadata]
+        columns = {"path": paths, "class": list(items.classes), "metadata": metadata}
+        rows = Rows(list(items.ids), items.embeddings, columns)
+        return MemoryGallery(self.address, rows, self.about)
 
     def embed(self, images: Image | Sequence[Image]) -> np.ndarray:
         """(B, d) embeddings of images: encoded bytes, or paths of files.
@@ -380,33 +368,62 @@ class Retriever:
                 raise UserError(f"{place} cannot be embedded: {error}")
         return answer["embedding"]
 
-    def search(self, queries: np.ndarray | Image | Sequence[Image], k: int) -> SearchResult:
-        """Return the k nearest items of every query; the whole gallery where k is more than it
-        holds.
+    def search(
+        self,
+        queries: np.ndarray | Image | Sequence[Image],
+        k: int = 10,
+        where: Mapping[str, str] | None = None,
+        *,
+        model: str = "",
+        exact: bool = True,
+    ) -> Neighbors:
+        """Return the k nearest items of every query.
 
         Args:
             queries: (B, d) or (d,) floats, embeddings of any length but 0; or images: encoded bytes
                 or paths of files.
             k: How many neighbors.
+            where: As `Gallery.search`, of `id`, `path` and `class`.
+            model: As `Gallery.search`; images are of its own.
+            exact: As `Gallery.search`: it always is.
 
         Returns:
-            (B, min(k, N)) neighbors; B is 1 for a single query.
+            The neighbors of B queries, 1 for a single one. The columns are `class`; `metadata`, in
+            JSON; and, where there is a threshold, `accepted`, whether an item is within it.
 
         Raises:
             UserError: A query is bad; it is named.
         """
-        vectors = np.atleast_2d(queries) if isinstance(queries, np.ndarray) else self.embed(queries)
-        shape = (len(vectors), self.card["embedding_dim"])
-        if vectors.dtype.kind not in "fiu" or vectors.shape != shape:
-            raise UserError(
-                f"queries must be real numbers of shape {shape}; got {vectors.dtype} "
-                f"{vectors.shape}"
-            )
-        blocks = np.split(vectors.astype(np.float32), range(_BATCH_SIZE, len(vectors), _BATCH_SIZE))
-        parts = [self._answer("search_embedding", embedding=block, k=k) for block in blocks]
-        return SearchResult(
-            **{name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        )
+        vectors: Any = queries
+        if isinstance(queries, np.ndarray):
+            vectors = np.atleast_2d(queries)
+        else:
+            vectors = self.embed(queries)
+            model = self.card["model"]
+        return super().search(vectors, k, where, model=model, exact=exact)
+
+    def _search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        distance: str,
+    ) -> Neighbors:
+        if conditions:
+            found = self._in_memory()._search(unit_rows(queries), k, conditions, exact, distance)
+            columns = {name: found.columns[name] for name in ("class", "metadata")}
+            if self.calibration is not None:
+                columns["accepted"] = found.distances <= np.float32(self.calibration.threshold)
+            return dataclasses.replace(found, columns=columns)
+        most = min(k, len(self))
+        blocks = np.split(queries, range(_BATCH_SIZE, len(queries), _BATCH_SIZE))
+        parts = [self._answer("search_embedding", embedding=block, k=most) for block in blocks]
+        answer = {name: _joined_arrays(name, parts) for name in parts[0]}
+        columns = {"class": answer["classes"], "metadata": answer["metadata"]}
+        if "accepted" in answer:
+            columns["accepted"] = answer["accepted"]
+        return Neighbors.padded(k, answer["ids"], answer["distances"], columns)
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         with user_errors(
@@ -423,7 +440,7 @@ class Retriever:
         }
 
 
-def joined(galleries: Sequence[Gallery], dimension: int, model: str) -> Gallery:
+def joined(galleries: Sequence[RetrieverItems], dimension: int, model: str) -> RetrieverItems:
     """Return the items of several galleries, whose embeddings have this dimension and are of this
     model."""
     for gallery in galleries:
@@ -437,12 +454,21 @@ def joined(galleries: Sequence[Gallery], dimension: int, model: str) -> Gallery:
         [*itertools.chain(*(getattr(of, name) for of in galleries))]
         for name in ("ids", "classes", "metadata")
     )
-    return Gallery(
+    return RetrieverItems(
         np.concatenate(
             [np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]
         ),
         *columns,
     )
+
+
+def _texts(column: Any) -> list[str]:
+    """Return the texts of a variable of the graph."""
+    return [text.decode() for text in column.numpy()]
+
+
+def _joined_arrays(name: str, parts: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
+    return np.concatenate([part[name] for part in parts])
 
 
 def _bytes(image: Image) -> bytes:
@@ -462,7 +488,7 @@ def newest_version(path: Path) -> Path:
 
 def _calibration(
     option: Calibration | str,
-    gallery: Gallery,
+    gallery: RetrieverItems,
     about: Mapping[str, Any],
     report: Callable[[str], None],
 ) -> Calibration | None:

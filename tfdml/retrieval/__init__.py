@@ -1,4 +1,5 @@
-"""Searching embeddings: exactly, re-ranked, or in a database (LanceDB, PostgreSQL).
+"""Searching embeddings: exactly, re-ranked, or in a gallery: of files, in a database (LanceDB,
+PostgreSQL), or in a retriever.
 
 Galleries and re-ranking are imported on first use: the exact search needs NumPy alone.
 """
@@ -11,13 +12,16 @@ from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
 
 _PARTS = {
+    "tfdml.retrieval.addresses": ("SCHEMES", "is_database", "kind_of_gallery"),
     "tfdml.retrieval.galleries": (
-        "SCHEMES",
-        "GalleryDatabase",
+        "About",
+        "AddCounts",
+        "Gallery",
+        "MemoryGallery",
         "Neighbors",
-        "connect",
-        "index_embeddings",
-        "is_gallery",
+        "Rows",
+        "WritableGallery",
+        "open_gallery",
     ),
     "tfdml.retrieval.reranking": (
         "Whitening",
@@ -28,12 +32,17 @@ _PARTS = {
 }
 
 if TYPE_CHECKING:
-    from tfdml.retrieval.galleries import SCHEMES as SCHEMES
-    from tfdml.retrieval.galleries import GalleryDatabase as GalleryDatabase
+    from tfdml.retrieval.addresses import SCHEMES as SCHEMES
+    from tfdml.retrieval.addresses import is_database as is_database
+    from tfdml.retrieval.addresses import kind_of_gallery as kind_of_gallery
+    from tfdml.retrieval.galleries import About as About
+    from tfdml.retrieval.galleries import AddCounts as AddCounts
+    from tfdml.retrieval.galleries import Gallery as Gallery
+    from tfdml.retrieval.galleries import MemoryGallery as MemoryGallery
     from tfdml.retrieval.galleries import Neighbors as Neighbors
-    from tfdml.retrieval.galleries import connect as connect
-    from tfdml.retrieval.galleries import index_embeddings as index_embeddings
-    from tfdml.retrieval.galleries import is_gallery as is_gallery
+    from tfdml.retrieval.galleries import Rows as Rows
+    from tfdml.retrieval.galleries import WritableGallery as WritableGallery
+    from tfdml.retrieval.galleries import open_gallery as open_gallery
     from tfdml.retrieval.reranking import Whitening as Whitening
     from tfdml.retrieval.reranking import expand_queries as expand_queries
     from tfdml.retrieval.reranking import fit_whitening as fit_whitening

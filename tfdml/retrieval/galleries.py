@@ -1,136 +1,66 @@
-"""Galleries in databases: the interface that both implement, their addresses, `connect`, and
-indexing embeddings."""
+"""Galleries: vectors with names that are searched, in memory, in a database, or in a retriever.
+
+`open_gallery` opens one by its address. Each is a `Gallery`, those in databases are a
+`WritableGallery`, and a search of any returns `Neighbors`.
+"""
 
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import dataclasses
 import hashlib
 import importlib
 import json
-import re
-import urllib.parse
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
-from tfdml.errors import REASON, UserError, check_choice, check_positive, redact, user_errors
+from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings, truncate
+from tfdml.errors import REASON, UserError, check_choice, check_positive, user_errors
 from tfdml.io.files import fields, parse_json, sha256_of
-from tfdml.registry import DISTANCES
-from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
+from tfdml.names import CLASS, ID, PATH, Kind, clean, warn
+from tfdml.retrieval.addresses import Address, kind_of_gallery, parse
+from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
 
 #: What a row has besides its id and vector: texts, empty where they are not known.
-COLUMNS = ("path", "class", "role", "source")
-_VERSION = 2
-# Each is also the extra and the beginning of the module's name.
-SCHEMES = ("lancedb", "pgvector")
-
-
-def is_gallery(text: str) -> bool:
-    """Whether a text is the address of a gallery, by its scheme.
-
-    Example:
-        >>> is_gallery("lancedb:///data/cars"), is_gallery("http://localhost:8501/v1/models/cars")
-        (True, False)
-    """
-    return text.partition("://")[0] in SCHEMES and "://" in text
-
-
-@dataclasses.dataclass(frozen=True)
-class Address:
-    """The parts of an address.
-
-    Args:
-        uri: The address itself, which may hold a password; `str()` leaves it out.
-        parts: Scheme, host, port, user, password and path.
-        path: A folder, or the name of a database after a slash.
-        table: The table that holds the gallery.
-        distance: Of a new gallery; empty for any.
-    """
-
-    uri: str = dataclasses.field(repr=False)
-    parts: urllib.parse.SplitResult = dataclasses.field(repr=False)
-    path: str
-    table: str = "gallery"
-    distance: str = ""
-
-    def __str__(self) -> str:
-        return redact(self.uri)
-
-
-def parse(uri: str) -> Address:
-    """Read an address.
-
-    Raises:
-        UserError: It is none. The message holds no user and no password.
-
-    Example:
-        >>> address = parse("lancedb:///data/cars?table=vans")
-        >>> address.path, address.table
-        ('/data/cars', 'vans')
-    """
-    where, scheme = f"uri={redact(uri)}", uri.partition("://")[0]
-    forms = "lancedb:///folder or pgvector://user:password@host:port/database"
-    if not is_gallery(uri):
-        raise UserError(f"{where}: write {forms}")
-    try:
-        parts = urllib.parse.urlsplit(uri)
-        pairs = urllib.parse.parse_qsl(
-            parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)
-        )
-        options = dict(pairs)
-        has_place = bool(parts.path.strip("/") or parts.hostname) and not (
-            parts.netloc and scheme == "lancedb"
-        )
-        # The port raises where it is no number.
-        if parts.fragment or parts.port == 0 or not has_place or len(options) < len(pairs):
-            raise ValueError
-    except ValueError:
-        advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
-        # Python's message may quote a part of the password.
-        raise UserError(f"{where} cannot be read: write {forms}, {advice}") from None
-    with user_errors(UserError, REASON, uri=redact(uri)):
-        for name in options:
-            check_choice("option", name, ("table", "distance"))
-        check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
-        if not re.fullmatch("[a-z][a-z0-9_]{0,59}", options.get("table", "gallery")):
-            raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
-    return Address(uri, parts, urllib.parse.unquote(parts.path), **options)
+COLUMNS = ("path", "class", "source", "model")
+#: Of vectors whose model nobody knows, and that are added or searched all the same.
+UNKNOWN = "unknown"
+_VERSION = 3
+#: Ids that one statement names.
+LISTED_AT_ONCE = 10_000
+_KINDS = {"id": ID, "path": PATH, "class": CLASS}
+# Distances by which the database ranks by products, and not by Euclidean distances.
+_BY_PRODUCT = ("cosine", "dot")
+_RETRIEVER = "tfdml.export.retriever"
 
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a table keeps about its rows.
+    """What is known of all vectors of a gallery.
 
     Args:
         distance: One of `tfdml.registry.DISTANCES`.
         dimension: d.
-        model: The fingerprint of the model that embedded them; empty where it is not known.
+        model: The fingerprint of the model that embedded them: of a database, that of the first row
+            that has one. Empty where it is not known.
+        has_unknown: Whether there are vectors of an unknown model among them.
     """
 
     distance: str
     dimension: int
-    model: str
+    model: str = ""
+    has_unknown: bool = False
 
-    def text(self) -> str:
-        """Return JSON, for the database to keep."""
-        return json.dumps({"tfdml": _VERSION, **dataclasses.asdict(self)}, sort_keys=True)
-
-    @classmethod
-    def read(cls, text: str | bytes, where: str) -> About:
-        """Return what `text` wrote.
-
-        Raises:
-            UserError: It is of something else.
-        """
-        values = parse_json(text, where) if text else {}
-        if not isinstance(values, dict) or values.pop("tfdml", None) != _VERSION:
-            raise UserError(f"{where} is a table of something else: name another by ?table=...")
-        return cls(**fields(values, {"distance": str, "dimension": int, "model": str}, where))
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models whose vectors may search it: its own."""
+        return (self.model,) if self.model else ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +70,7 @@ class Rows:
     Args:
         ids: M names.
         vectors: (M, d) float32.
-        columns: M texts each, of `COLUMNS`.
+        columns: M texts each, by name: of `COLUMNS` in a database.
     """
 
     ids: list[str]
@@ -150,34 +80,346 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Neighbors:
-    """The result of a search: row i holds the neighbors of query i, nearest first, equally near
-    ones by id.
+    """The result of a search: row i holds the neighbors of query i, nearest first.
 
     Args:
         ids: (N, k) str objects, None where there are fewer than k.
         distances: (N, k) float32, infinite where there is no id.
-        columns: (N, k) str objects, of `COLUMNS`; None likewise.
+        columns: (N, k) objects by name, None where there is no id: `class`, and what else the
+            gallery has. Of a retriever with a threshold also `accepted`, (N, k) bool.
     """
 
     ids: np.ndarray
     distances: np.ndarray
     columns: dict[str, np.ndarray]
 
+    @classmethod
+    def padded(
+        cls, k: int, ids: np.ndarray, distances: np.ndarray, columns: Mapping[str, np.ndarray]
+    ) -> Neighbors:
+        """Return (N, k) neighbors from (N, m) arrays, m at most k."""
+        shape = (len(ids), k)
 
-class GalleryDatabase(abc.ABC):
-    """A table of ids, vectors and texts in a database; a context manager, made by `connect`.
+        def fill(values: np.ndarray, empty: Any, dtype: Any) -> np.ndarray:
+            array = np.full(shape, empty, dtype)
+            array[:, : values.shape[1]] = values
+            return array
 
-    It has four methods: `upsert`, `delete`, `search` and `rows`. Distances are those of
-    `nearest_neighbors`. For `cosine` the vectors are kept at length 1.
+        texts = {}
+        for name, values in columns.items():
+            is_bool = values.dtype == bool
+            texts[name] = fill(values, False if is_bool else None, bool if is_bool else object)
+        return cls(fill(ids, None, object), fill(distances, np.inf, np.float32), texts)
+
+
+class Gallery(abc.ABC):
+    """Vectors with names, all of one model; a context manager, opened by `open_gallery`.
+
+    Distances are those of `nearest_neighbors`.
+
+    Attributes:
+        address: Where it is, without a password.
+        calibration: The `Calibration` that was written with it; None: there is none.
+    """
+
+    address: str
+    calibration: Any = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows."""
+
+    @property
+    @abc.abstractmethod
+    def about(self) -> About | None:
+        """What is known of its vectors; None while there is no table in the database."""
+
+    @property
+    def distance(self) -> str:
+        """What near means in it."""
+        return self._existing().distance
+
+    def search(
+        self,
+        vectors: Any,
+        k: int = 10,
+        where: Mapping[str, str] | None = None,
+        *,
+        model: str = "",
+        exact: bool = True,
+    ) -> Neighbors:
+        """Return the k nearest rows of every query.
+
+        Equally near ones come by their ids in a database, else by their rows.
+
+        Args:
+            vectors: (N, d) queries.
+            k: How many neighbors.
+            where: The texts that columns must equal; None: all rows.
+            model: The fingerprint of the model that embedded the queries. Empty: it is not known,
+                which is logged where that of the gallery is. `unknown`: the same, not logged.
+            exact: Whether every row is compared. If not, a database may use an index that you have
+                built in it, which may miss neighbors.
+
+        Raises:
+            UserError: There is no table; queries are not finite, or of another dimension or model;
+                or the database fails.
+        """
+        check_positive(k=k)
+        conditions = conditions_of(where or {})
+        queries = check_embeddings(vectors, "query embeddings")
+        warn_of_zeros(queries, "query embeddings")
+        about = self.check(queries.shape[1], model, "query embeddings")
+        return self._search(queries, k, conditions, exact, about.distance)
+
+    def check(self, dimension: int, model: str, name: str) -> About:
+        """Return what is known of its vectors; raise a `UserError` where there is no table, or
+        others may not search it.
+
+        Args:
+            dimension: Of the others.
+            model: As `search`.
+            name: What they are called.
+        """
+        about = self._existing()
+        _check_dimension(about, dimension, name, self.address)
+        if model == UNKNOWN:
+            return about
+        if model and about.models and model not in about.models:
+            check_same_model(about.model, model, f"{self.address} and the {name}")
+        if bool(model) != bool(about.model):
+            side = "the gallery" if model else f"the {name}"
+            warn(f"{self.address}: the model of {side} is not known: models are not compared")
+        elif about.has_unknown and about.model:
+            warn(f"{self.address}: the model of some of its vectors is not known")
+        return about
+
+    def class_counts(self) -> dict[str, int]:
+        """Return how many rows each class has; without rows of an unknown class."""
+        counts = collections.Counter(self.rows(len(self)).columns["class"])
+        del counts[""]
+        return dict(counts)
+
+    def _existing(self) -> About:
+        about = self.about
+        if about is None:
+            raise UserError("holds no gallery: write it with tfdml index", uri=self.address)
+        return about
+
+    @abc.abstractmethod
+    def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
+        """Return the rows of these ids, or any, and at most so many."""
+
+    @abc.abstractmethod
+    def _search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        distance: str,
+    ) -> Neighbors:
+        """Return the neighbors of queries that may search it."""
+
+    def close(self) -> None:  # noqa: B027 -- most have nothing to close
+        """End what is open."""
+
+
+class Condition(NamedTuple):
+    """What a column of a row must be: `=` or `!=` a text, `in` a list, or `starts` with a text."""
+
+    column: str
+    operator: str
+    value: Any
+
+
+def conditions_of(where: Mapping[str, str]) -> list[Condition]:
+    """Return the conditions that columns equal texts.
+
+    Raises:
+        UserError: There is no such column, or a text is no name.
+    """
+    conditions = []
+    for name, value in where.items():
+        check_choice("column", name, ("id", *COLUMNS))
+        (text,) = _plain([value], name, f"where {name}")
+        conditions.append(Condition(name, "=", text))
+    return conditions
+
+
+def warn_of_zeros(vectors: np.ndarray, name: str) -> None:
+    """Warn of vectors that are 0 in all dimensions, whose neighbors mean nothing."""
+    zeros = np.flatnonzero(~vectors.any(axis=1))
+    if len(zeros):
+        count = f"{len(zeros):,} of {len(vectors):,} {name} are 0 in all dimensions"
+        warn(f"{count}, the first is row {zeros[0]}: their neighbors mean nothing")
+
+
+def _plain(texts: Sequence[Any], column: str, source: str) -> list[str]:
+    """Return names as `clean` makes them; empty ones stay empty."""
+    kind: Kind | None = _KINDS.get(column)
+    if kind is None:
+        return list(map(str, texts))
+    rows = [row for row, text in enumerate(texts) if text is not None and text != ""]
+    names = clean([texts[row] for row in rows], kind, source, lambda at: f"row {rows[at]}")
+    plain = [""] * len(texts)
+    for row, name in zip(rows, names, strict=True):
+        plain[row] = name
+    return plain
+
+
+def _check_dimension(about: About, dimension: int, name: str, address: str) -> None:
+    if dimension != about.dimension:
+        sizes = f"{dimension} dimensions, {address} has {about.dimension}"
+        raise UserError(f"{name} have {sizes}: embed both by one model, or open another gallery")
+
+
+class MemoryGallery(Gallery):
+    """A gallery of vectors in memory, or mapped into it, searched exactly by NumPy.
+
+    Args:
+        address: What it is called.
+        rows: The rows.
+        about: What is known of them.
+
+    Example:
+        >>> rows = Rows(["a", "b"], np.eye(2), {"class": ["bus", "van"]})
+        >>> gallery = MemoryGallery("cars", rows, About("euclidean", 2))
+        >>> gallery.search(np.array([[0.9, 0.1]]), k=1).ids.tolist()
+        [['a']]
+    """
+
+    def __init__(self, address: str, rows: Rows, about: About):
+        self.address = address
+        self._rows = rows
+        self._about = about
+        self._ids = np.array(rows.ids, object)
+        self._columns = {name: np.array(texts, object) for name, texts in rows.columns.items()}
+        for block in row_blocks(len(rows.ids), LISTED_AT_ONCE):
+            warn_of_zeros(rows.vectors[block], f"gallery embeddings of {address}")
+
+    @classmethod
+    def of_embeddings(cls, stored: StoredEmbeddings, distance: str = "euclidean") -> MemoryGallery:
+        """Return the gallery of stored embeddings, whose names are its ids.
+
+        Args:
+            stored: The embeddings.
+            distance: What near means.
+        """
+        names = list(stored.names)
+        columns = {"path": names, "class": _class_names(stored)}
+        about = About(distance, stored.embeddings.shape[1], stored.model)
+        return cls(stored.source, Rows(names, stored.embeddings, columns), about)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @property
+    def about(self) -> About:
+        """See `Gallery.about`."""
+        return self._about
+
+    def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
+        """See `Gallery.rows`."""
+        part: Any = slice(most)
+        if ids is not None:
+            part = np.flatnonzero(np.isin(self._ids, np.array(ids, object)))[:most]
+        columns = {name: texts[part].tolist() for name, texts in self._columns.items()}
+        return Rows(self._ids[part].tolist(), self._rows.vectors[part], columns)
+
+    def _search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        distance: str,
+    ) -> Neighbors:
+        own: Any = slice(None)
+        vectors = self._rows.vectors
+        if conditions:
+            own = self._rows_where(conditions)
+            vectors = vectors[own]
+        near = np.zeros((len(queries), 0), int)
+        distances = np.zeros((len(queries), 0), np.float32)
+        if len(vectors):
+            found = min(k, len(vectors))
+            near, distances = nearest_neighbors(queries, vectors, k=found, distance=distance)
+        columns = {name: texts[own][near] for name, texts in self._columns.items()}
+        return Neighbors.padded(k, self._ids[own][near], distances, columns)
+
+    def _rows_where(self, conditions: list[Condition]) -> np.ndarray:
+        mask = np.ones(len(self), bool)
+        for column, _, value in conditions:
+            texts = self._ids if column == "id" else self._columns.get(column)
+            mask &= np.zeros(len(self), bool) if texts is None else texts == value
+        return np.flatnonzero(mask)
+
+
+def _class_names(stored: StoredEmbeddings) -> list[str]:
+    """Return the class of each of stored embeddings, or its number; empty texts without labels."""
+    classes = stored.classes
+    return [""] * len(stored) if classes is None else list(map(str, classes))
+
+
+@dataclasses.dataclass(frozen=True)
+class AddCounts:
+    """What became of rows that were added.
+
+    Args:
+        added: Rows that the gallery lacked.
+        replaced: Rows that were there and are written again.
+        present: Rows of the same source that were there already.
+    """
+
+    added: int = 0
+    replaced: int = 0
+    present: int = 0
+
+    def __str__(self) -> str:
+        changes = f"{self.added:,} added, {self.replaced:,} replaced"
+        return f"{changes}, {self.present:,} there already"
+
+    def __add__(self, other: AddCounts) -> AddCounts:
+        return AddCounts(
+            self.added + other.added,
+            self.replaced + other.replaced,
+            self.present + other.present,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _NewRows:
+    """Rows to be added, and how: see `WritableGallery.add`."""
+
+    ids: list[str]
+    vectors: Any
+    columns: dict[str, list[str]]
+    source: str
+    model: str
+    replace: bool
+    # Classes that mean something in one file alone.
+    numbers: frozenset[str] = frozenset()
+
+
+class WritableGallery(Gallery):
+    """A gallery in a table of a database.
+
+    Each block of rows is compared and written in one transaction: a block that is refused or fails
+    writes nothing, and the rows before it stay. An open gallery sees what others write. For
+    `cosine` the vectors are kept at length 1.
 
     Args:
         address: Where it is.
 
-    Attributes:
-        about: Distance, dimension and model; None while there is no table.
-
     Raises:
-        UserError: As `connect`.
+        UserError: As `open_gallery`.
     """
 
     _errors: tuple[type[Exception], ...]
@@ -185,315 +427,512 @@ class GalleryDatabase(abc.ABC):
     batch_rows = 10_000
 
     def __init__(self, address: Address):
-        self.address = address
+        self.place = address
+        self.address = str(address)
         with self._user_errors("cannot be opened"):
-            text = self._open()
-        self.about = None if text is None else About.read(text, f"uri={address}")
-        if self.about and address.distance not in ("", self.about.distance):
-            self.close()
-            raise UserError(
-                f"was made with distance={self.about.distance}; name another ?table=...",
-                uri=str(address),
-            )
-
-    def __enter__(self) -> GalleryDatabase:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+            self._open()
+            try:
+                self._stored()
+            except BaseException:
+                self.close()
+                raise
 
     def __len__(self) -> int:
         with self._user_errors("cannot be read"):
-            return 0 if self.about is None else self._count()
+            return 0 if self._stored() is None else self._count()
+
+    @property
+    def about(self) -> About | None:
+        """See `Gallery.about`."""
+        with self._user_errors("cannot be read"):
+            stored = self._stored()
+            if stored is None:
+                return None
+            models = self._models()
+            known = next((model for model in models if model), "")
+            return dataclasses.replace(stored, model=known, has_unknown="" in models)
 
     @property
     def distance(self) -> str:
-        """What near means here."""
-        return self.about.distance if self.about else self.address.distance or "euclidean"
+        """What near means in it; also while there is no table."""
+        with self._user_errors("cannot be read"):
+            about = self._stored()
+        return about.distance if about else self.place.distance or "euclidean"
 
-    def upsert(
+    def _stored(self) -> About | None:
+        """Return distance and dimension of the table; None where there is none."""
+        text = self._comment()
+        if text is None:
+            return None
+        values = parse_json(text, f"uri={self.address}") if text else {}
+        if not isinstance(values, dict) or values.pop("tfdml", None) != _VERSION:
+            raise UserError(
+                "is a table of something else: name another by ?table=...", uri=self.address
+            )
+        about = About(**fields(values, {"distance": str, "dimension": int}, self.address))
+        if self.place.distance not in ("", about.distance):
+            raise UserError(
+                f"was made with distance={about.distance}; name another ?table=...",
+                uri=self.address,
+            )
+        return about
+
+    def add(
         self,
         ids: Sequence[str],
         vectors: Any,
         columns: Mapping[str, Sequence[str]] | None = None,
         *,
         model: str = "",
-    ) -> None:
-        """Write rows; one whose id is there is replaced. The first call makes the table.
+        source: str = "",
+        replace: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> AddCounts:
+        """Add rows. The first call makes the table, and fixes its dimension.
+
+        Rows that are there from the same source are skipped, so that the same call writes what is
+        missing after a kill; without a source they are written again.
 
         Args:
             ids: N names, each once.
             vectors: (N, d).
-            columns: N texts each, of `COLUMNS`.
-            model: The fingerprint of the model that embedded them.
+            columns: N texts each, `path` and `class`. A row that is replaced keeps those that are
+                not given.
+            model: The fingerprint of the model that embedded them. The first that is known is the
+                gallery's. `unknown`: nobody knows it, and they are mixed in.
+            source: What identifies the embeddings, such as a checksum.
+            replace: Whether rows of other sources with the same ids are replaced.
+            progress: Called with how many rows are done, of how many.
 
         Raises:
-            UserError: The rows are not as above, or of another dimension or model than the gallery;
-                nothing is written. Or the database fails.
+            UserError: The rows are not as above; they are of another dimension or model than the
+                gallery, or of an unknown one; or an id is there from another source. Nothing is
+                written then. Or another writer has added such rows meanwhile, or the database
+                fails: the message has the number of rows that are written.
         """
-        for name in columns or ():
-            check_choice("column", name, COLUMNS)
-        ids = [ids] if isinstance(ids, str) else list(ids)
-        texts = {
-            name: list(map(str, (columns or {}).get(name, [""] * len(ids)))) for name in COLUMNS
-        }
-        vectors = self._placed(check_embeddings(vectors, "gallery embeddings"))
-        if (
-            {len(ids), *map(len, texts.values())} != {len(vectors)}
-            or len({*ids}) < len(ids)
-            or "" in ids
-        ):
-            raise UserError(
-                f"give {len(vectors)} vectors as many different ids and texts, and no empty id"
-            )
-        if self.about:
-            self.check(vectors.shape[1], model, "gallery embeddings")
-        with self._user_errors("cannot be written"):
-            if self.about is None:
-                about = About(self.distance, vectors.shape[1], model)
-                self._create(about)
-                self.about = about
-            for part in row_blocks(len(ids), self.batch_rows):
-                self._upsert(
-                    Rows(ids[part], vectors[part], {name: texts[name][part] for name in COLUMNS})
-                )
+        names = _plain(_listed(ids), "id", "ids")
+        texts = _columns(columns or {}, len(vectors))
+        rows = _NewRows(names, np.asarray(vectors), texts, source, model, replace)
+        return self._add(rows, progress)
 
-    def delete(self, ids: Sequence[str]) -> int:
-        """Remove rows, ignore unknown ids, and return how many were there."""
-        with self._user_errors("cannot be written"):
-            return self._delete(list(ids)) if self.about and ids else 0
-
-    def search(
-        self, vectors: Any, k: int = 10, where: Mapping[str, str] | None = None, *, model: str = ""
-    ) -> Neighbors:
-        """Return the k nearest rows of every query, nearest first.
+    def add_embeddings(
+        self,
+        stored: StoredEmbeddings,
+        prefix: str = "",
+        truncate_dim: int = 0,
+        *,
+        model: str = "",
+        replace: bool = False,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> AddCounts:
+        """Add stored embeddings, as `add` does. Their source is their checksum.
 
         Args:
-            vectors: (N, d) queries.
-            k: How many neighbors.
-            where: The texts that columns must equal; None: all rows.
-            model: The fingerprint of the model that embedded the queries.
+            stored: The embeddings. The name of each image is its id.
+            prefix: Put before every id, and before the class of embeddings whose classes are
+                numbers, which mean something in one file alone.
+            truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they
+                are.
+            model: Of embeddings that do not state theirs: as `add`.
+            replace: As `add`.
+            progress: As `add`.
 
         Raises:
-            UserError: There is no table; queries are not finite, or of another dimension or model;
-                or the database fails.
+            UserError: As `add`; or classes that are numbers are those of other embeddings.
+
+        Example:
+            >>> with open_gallery(f"lancedb://{os.path.abspath('galleries')}") as gallery:
+            ...     gallery.add_embeddings(read_embeddings("embeddings/cars")).added
+            256
         """
-        check_positive(k=k)
-        for name in where or ():
-            check_choice("column", name, COLUMNS)
-        queries = check_embeddings(vectors, "query embeddings")
-        self.check(queries.shape[1], model, "query embeddings")
-        ids, *texts = (np.full((len(queries), k), None, object) for _ in ("id", *COLUMNS))
-        distances = np.full((len(queries), k), np.inf, np.float32)
-        with self._user_errors("cannot be searched"):
-            for query, rows in enumerate(
-                self._nearest(self._placed(queries), k, dict(where or {}))
-            ):
-                for rank, (raw, *values) in enumerate(sorted(rows)):
-                    distances[query, rank] = self._scaled(raw)
-                    for array, value in zip((ids, *texts), values, strict=True):
-                        array[query, rank] = value
-        return Neighbors(ids, distances, dict(zip(COLUMNS, texts, strict=True)))
+        rows = _rows_of(stored, prefix, truncate_dim, model, replace)
+        return self._add(rows, progress, stored.source)
+
+    def _add(
+        self,
+        rows: _NewRows,
+        progress: Callable[[int, int], None],
+        name: str = "gallery embeddings",
+    ) -> AddCounts:
+        _check_rows(rows, name)
+        blocks = row_blocks(len(rows.ids), self.batch_rows)
+        for block in blocks:
+            vectors = check_embeddings(rows.vectors[block], name)
+            warn_of_zeros(vectors, name)
+            with self._user_errors("cannot be read"):
+                self._compare(rows, block, name)
+        counts = AddCounts()
+        for block in blocks:
+            with self._writing(block.start):
+                counts += self._add_block(rows, block, name)
+            progress(block.stop, len(rows.ids))
+        return counts
+
+    @contextlib.contextmanager
+    def _writing(self, done: int = 0):
+        """Keep other writers out; errors have the number of rows that are written."""
+        before = f"; {done:,} rows before are written" if done else ""
+        counted = user_errors(UserError, f"{REASON}{before}")
+        with counted, self._user_errors("cannot be written"), self._transaction():
+            yield
+
+    def _add_block(self, rows: _NewRows, block: slice, name: str) -> AddCounts:
+        before = self._compare(rows, block, name)
+        chosen = []
+        replaced = 0
+        for row, id in enumerate(rows.ids[block], block.start):
+            old = before.get(id)
+            if old is None or not rows.source or old["source"] != rows.source:
+                chosen.append(row)
+                replaced += old is not None
+        present = len(rows.ids[block]) - len(chosen)
+        if chosen:
+            self._write(self._written(rows, chosen, before))
+        return AddCounts(len(chosen) - replaced, replaced, present)
+
+    def _written(
+        self, rows: _NewRows, chosen: list[int], before: Mapping[str, Mapping[str, str]]
+    ) -> Rows:
+        """Return the rows to write; of those that are there, with the texts that are not given."""
+        ids = [rows.ids[row] for row in chosen]
+        columns: dict[str, list[str]] = {}
+        for name in ("path", "class"):
+            given = rows.columns.get(name)
+            if given is None:
+                columns[name] = [before[id][name] if id in before else "" for id in ids]
+            else:
+                columns[name] = [given[row] for row in chosen]
+        columns["source"] = [rows.source] * len(ids)
+        columns["model"] = ["" if rows.model == UNKNOWN else rows.model] * len(ids)
+        vectors = check_embeddings(rows.vectors[chosen], "gallery embeddings")
+        return Rows(ids, _placed(vectors, self.distance), columns)
+
+    def _compare(self, rows: _NewRows, block: slice, name: str) -> dict[str, dict[str, str]]:
+        """Return the texts of those rows that are there; refuse what may not be added."""
+        about = self.about
+        if about is None:
+            return {}
+        _check_dimension(about, rows.vectors.shape[1], name, self.address)
+        self._check_model(about.model, rows.model, name)
+        ids = rows.ids[block]
+        before = self._texts(ids)
+        others = [id for id, texts in before.items() if texts["source"] != rows.source]
+        if others and not rows.replace:
+            advice = "set replace=true to replace these rows, or another prefix to keep both"
+            text = f"holds {len(others):,} ids of {name}, of other embeddings"
+            raise UserError(f"{text}, such as {min(others)}: {advice}", uri=self.address)
+        self._check_numbers(rows, name)
+        return before
+
+    def _check_model(self, own: str, model: str, name: str) -> None:
+        if not own or model == UNKNOWN:
+            return
+        if not model:
+            text = f"its vectors are of model {own}, and that of {name} is not known"
+            advice = "embed again, or set model=unknown to mix them in"
+            raise UserError(f"{text}: {advice}", uri=self.address)
+        check_same_model(own, model, f"{self.address} and {name}")
+
+    def _check_numbers(self, rows: _NewRows, name: str) -> None:
+        """Refuse classes that are numbers where other embeddings have classes of these names."""
+        if not rows.numbers:
+            return
+        conditions = [
+            Condition("class", "in", sorted(rows.numbers)),
+            Condition("source", "!=", rows.source),
+        ]
+        others = dict(self._select(("id", "class"), conditions))
+        for id in others.keys() - rows.ids if others else ():
+            text = (
+                f"the classes of {name} are numbers, and other embeddings have a class {others[id]}"
+            )
+            advice = "store names of classes, or keep them apart by a prefix"
+            raise UserError(f"{text}: {advice}", uri=self.address)
+
+    def _texts(self, ids: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the texts of the rows of these ids, by id."""
+        names = ("path", "class", "source")
+        texts = {}
+        for part in row_blocks(len(ids), LISTED_AT_ONCE):
+            condition = Condition("id", "in", list(ids[part]))
+            for id, *values in self._select(("id", *names), [condition]):
+                texts[id] = dict(zip(names, values, strict=True))
+        return texts
+
+    def delete(
+        self, ids: Sequence[str] | None = None, *, where: Mapping[str, str] | None = None
+    ) -> int:
+        """Remove rows, and return how many were there.
+
+        Args:
+            ids: Their names; unknown ones are ignored. None: any.
+            where: The texts that their columns must equal. None: any.
+
+        Raises:
+            UserError: Neither is given, there is no such column, or the database fails.
+        """
+        if ids is None and not where:
+            raise UserError("name the rows to delete, by ids or by where")
+        conditions = conditions_of(where or {})
+        parts = [conditions]
+        if ids is not None:
+            names = list(dict.fromkeys(_listed(ids)))
+            blocks = row_blocks(len(names), LISTED_AT_ONCE)
+            parts = [[Condition("id", "in", names[part]), *conditions] for part in blocks]
+        if not parts or self.about is None:
+            return 0
+        with self._writing():
+            return sum(self._delete(part) for part in parts)
+
+    def prune(self, stored: StoredEmbeddings, prefix: str = "") -> int:
+        """Remove the rows that `add_embeddings` has written with this prefix and that are not among
+        these embeddings, and return how many.
+
+        Args:
+            stored: The embeddings that remain.
+            prefix: As `add_embeddings`.
+
+        Raises:
+            UserError: The database fails.
+        """
+        if self.about is None:
+            return 0
+        kept = {prefix + name for name in stored.names}
+        with self._writing():
+            conditions = [Condition("source", "starts", _source_of(prefix))]
+            names = [id for (id,) in self._select(("id",), conditions)]
+            gone = [id for id in names if id not in kept]
+            blocks = row_blocks(len(gone), LISTED_AT_ONCE)
+            return sum(self._delete([Condition("id", "in", gone[part])]) for part in blocks)
 
     def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
-        """Return the rows of these ids, or any, and at most so many."""
+        """See `Gallery.rows`."""
         dimension = self._existing().dimension
+        names = ("id", "vector", *COLUMNS)
+        found: list[tuple] = []
         with self._user_errors("cannot be read"):
-            rows = self._rows(most, None if ids is None else list(ids))
-        names, vectors, *texts = zip(*rows, strict=True) if rows else ((),) * (2 + len(COLUMNS))
-        matrix = np.array(vectors, np.float32).reshape(-1, dimension)
-        return Rows(list(names), matrix, dict(zip(COLUMNS, map(list, texts), strict=True)))
+            if ids is None:
+                found = self._select(names, [], most)
+            else:
+                listed = list(dict.fromkeys(_listed(ids)))
+                for part in row_blocks(len(listed), LISTED_AT_ONCE):
+                    if len(found) < most:
+                        condition = Condition("id", "in", listed[part])
+                        found += self._select(names, [condition], most - len(found))
+        columns = dict(zip(names, zip(*found, strict=True), strict=False))
+        texts = {name: list(columns.get(name, ())) for name in COLUMNS}
+        matrix = np.array(columns.get("vector", ()), np.float32).reshape(-1, dimension)
+        return Rows(list(columns.get("id", ())), matrix, texts)
 
-    def check(self, dimension: int, model: str, what: str) -> None:
-        """Raise a `UserError` where there is no table, or it is of another dimension or model than
-        these vectors."""
-        about = self._existing()
-        if dimension != about.dimension:
-            sizes = f"{dimension} dimensions, uri={self.address} has {about.dimension}"
-            raise UserError(
-                f"{what} have {sizes}: embed both by one model, or name another ?table=..."
-            )
-        check_same_model(about.model, model, f"uri={self.address} and the {what}")
+    def class_counts(self) -> dict[str, int]:
+        """See `Gallery.class_counts`."""
+        self._existing()
+        with self._user_errors("cannot be read"):
+            counts = collections.Counter(group for (group,) in self._select(("class",), []))
+        del counts[""]
+        return dict(counts)
 
-    def _existing(self) -> About:
-        if self.about is None:
-            raise UserError(
-                f"holds no table {self.address.table}: write it with tfdml index",
-                uri=str(self.address),
-            )
-        return self.about
+    def _search(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        distance: str,
+    ) -> Neighbors:
+        shape = (len(queries), k)
+        distances = np.full(shape, np.inf, np.float32)
+        names = ("id", *COLUMNS)
+        columns = {name: np.full(shape, None, object) for name in names}
+        by_product = distance in _BY_PRODUCT
+        with self._user_errors("cannot be searched"):
+            near = self._nearest(_placed(queries, distance), k, conditions, exact, by_product)
+            for query, rows in enumerate(near):
+                for rank, (raw, *texts) in enumerate(sorted(rows)):
+                    distances[query, rank] = _scaled(raw, distance)
+                    for name, text in zip(names, texts, strict=True):
+                        columns[name][query, rank] = text
+        return Neighbors(columns.pop("id"), distances, columns)
 
-    def _placed(self, vectors: np.ndarray) -> np.ndarray:
-        return np.asarray(unit_rows(vectors), np.float32) if self.distance == "cosine" else vectors
+    def _user_errors(self, message: str) -> contextlib.AbstractContextManager[None]:
+        return user_errors(self._errors, f"{message}: {REASON}", uri=self.address)
 
-    @property
-    def _by_product(self) -> bool:
-        """Whether the database ranks by products, and not by Euclidean distances."""
-        return self.distance in ("cosine", "dot")
-
-    def _scaled(self, raw: float) -> float:
-        """Return the distance of a squared Euclidean distance or of a negative product."""
-        return {"euclidean": max(raw, 0.0) ** 0.5, "cosine": 1 + raw}.get(self.distance, raw)
-
-    def _user_errors(self, what: str) -> contextlib.AbstractContextManager[None]:
-        return user_errors(self._errors, f"{what}: {REASON}", uri=str(self.address))
+    def _new_comment(self, dimension: int) -> str:
+        """Return what a new table keeps of its rows."""
+        values = {"tfdml": _VERSION, "distance": self.distance, "dimension": dimension}
+        return json.dumps(values, sort_keys=True)
 
     @abc.abstractmethod
-    def _open(self) -> str | bytes | None:
-        """Connect; return what the table keeps, empty where it is another's, None where there is
-        none."""
+    def _open(self) -> None:
+        """Connect."""
 
     @abc.abstractmethod
-    def _create(self, about: About) -> None:
-        """Make the table."""
+    def _comment(self) -> str | bytes | None:
+        """Return what the table keeps, empty where it is another's, None where there is none."""
 
     @abc.abstractmethod
-    def _upsert(self, rows: Rows) -> None:
-        """Write at most `batch_rows` rows."""
+    def _transaction(self) -> contextlib.AbstractContextManager[None]:
+        """Keep other writers out; on an error, undo what was written."""
 
     @abc.abstractmethod
-    def _delete(self, ids: list[str]) -> int:
+    def _models(self) -> set[str]:
+        """Return the models of the rows; an empty text among them where one is not known."""
+
+    @abc.abstractmethod
+    def _write(self, rows: Rows) -> None:
+        """Write rows, in place of those of the same ids; make the table where there is none."""
+
+    @abc.abstractmethod
+    def _delete(self, conditions: list[Condition]) -> int:
         """Remove rows, and count them."""
 
     @abc.abstractmethod
-    def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        """Yield the k nearest rows of each query: what `_scaled` takes, the id and the texts."""
+    def _nearest(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        by_product: bool,
+    ) -> Iterable[list[tuple]]:
+        """Yield the k nearest rows of each query: a squared Euclidean distance or, of products, a
+        negative product; the id; and the texts."""
 
     @abc.abstractmethod
     def _count(self) -> int:
         """Return the number of rows."""
 
     @abc.abstractmethod
-    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
-        """Return rows: the id, the vector and the texts."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End the connection."""
+    def _select(
+        self, names: Sequence[str], conditions: list[Condition], most: int | None = None
+    ) -> list[tuple]:
+        """Return columns of rows, at most so many; none where there is no table."""
 
 
-def connect(uri: str) -> GalleryDatabase:
-    """Open a gallery where it is: `lancedb:///folder` or
-    `pgvector://user:password@host:port/database`.
+def _placed(vectors: np.ndarray, distance: str) -> np.ndarray:
+    return np.asarray(unit_rows(vectors), np.float32) if distance == "cosine" else vectors
 
-    Options follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for
-    a new gallery). The first `upsert` makes the table.
+
+def _scaled(raw: float, distance: str) -> float:
+    """Return the distance of a squared Euclidean distance or of a negative product."""
+    return {"euclidean": max(raw, 0.0) ** 0.5, "cosine": 1 + raw}.get(distance, raw)
+
+
+def _listed(ids: Sequence[str]) -> list[str]:
+    return [ids] if isinstance(ids, str) else list(ids)
+
+
+def _columns(columns: Mapping[str, Sequence[str]], count: int) -> dict[str, list[str]]:
+    """Return the columns of rows to add as clean texts."""
+    texts = {}
+    for name, values in columns.items():
+        check_choice("column", name, ("path", "class"))
+        if len(values) != count:
+            raise UserError(f"give {count} vectors as many texts as {name}, not {len(values)}")
+        texts[name] = _plain(values, name, f"column {name}")
+    return texts
+
+
+def _check_rows(rows: _NewRows, name: str) -> None:
+    if np.ndim(rows.vectors) != 2:
+        check_embeddings(rows.vectors, name)
+    if len(rows.ids) != len(rows.vectors) or "" in rows.ids:
+        raise UserError(f"give {len(rows.vectors)} vectors as many ids, and no empty id")
+    twice = len(rows.ids) - len(set(rows.ids))
+    if twice:
+        raise UserError(f"{name}: {twice:,} ids occur more than once")
+
+
+def _source_of(prefix: str) -> str:
+    """Return what the sources of embeddings with this prefix begin with."""
+    return f"{json.dumps(prefix)} "
+
+
+def _rows_of(
+    stored: StoredEmbeddings, prefix: str, truncate_dim: int, model: str, replace: bool
+) -> _NewRows:
+    """Return stored embeddings as rows to add; see `WritableGallery.add_embeddings`."""
+    if stored.model and model not in ("", stored.model):
+        raise UserError(f"{stored.source} states its model, {stored.model}", model=model)
+    vectors = stored.embeddings
+    model = stored.model or model
+    if truncate_dim:
+        blocks = row_blocks(len(vectors), LISTED_AT_ONCE)
+        vectors = np.concatenate([truncate(vectors[block], truncate_dim) for block in blocks])
+        if model not in ("", UNKNOWN):
+            model = f"{truncate_dim} dimensions of {model}"
+    columns = {"path": list(stored.names)}
+    numbers: set[str] = set()
+    if stored.labels is not None:
+        classes = _class_names(stored)
+        if not stored.class_names:
+            classes = [prefix + number for number in classes]
+            numbers = set(classes)
+        columns["class"] = _plain(classes, "class", stored.source)
+    files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
+    text = json.dumps([files, prefix, truncate_dim], sort_keys=True)
+    source = _source_of(prefix) + hashlib.sha256(text.encode()).hexdigest()[:16]
+    ids = _plain([prefix + name for name in stored.names], "id", stored.source)
+    return _NewRows(ids, vectors, columns, source, model, replace, frozenset(numbers))
+
+
+def open_gallery(address: str, *, distance: str = "") -> Gallery:
+    """Open a gallery where it is.
+
+    A database is `lancedb:///folder` or `pgvector://user:password@host:port/database`. Options
+    follow as `?name=value&name=value`: `table` (`gallery`) and `distance` (`euclidean`, for a new
+    gallery). The first `add` makes the table. Any other address is a path: of stored embeddings, as
+    `read_embeddings` reads them, or of a retriever of `tfdml export --gallery`, which loads
+    TensorFlow.
 
     Args:
-        uri: The address.
+        address: The address.
+        distance: What near means in stored embeddings, `euclidean` by default. Databases and
+            retrievers have their own.
 
     Returns:
-        The gallery; close it, or use it in a `with`.
+        A `Gallery`, of a database a `WritableGallery`; close it, or use it in a `with`.
 
     Raises:
-        UserError: The address is neither; its client is not installed; the server cannot be reached
-            or refuses; the table is of something else, or was made with another distance. No
-            message holds a password.
+        UserError: There is no gallery; the client of the database is not installed; the server
+            cannot be reached or refuses; the table is of something else; or the gallery has another
+            distance. No message holds a password.
 
     Example:
         >>> import tempfile, numpy as np
         >>> folder = tempfile.TemporaryDirectory()
-        >>> with connect(f"lancedb://{folder.name}/cars") as gallery:
+        >>> with open_gallery(f"lancedb://{folder.name}/cars") as gallery:
         ...     vectors = np.array([[0.0, 1.0], [1.0, 0.0]])
-        ...     gallery.upsert(["a", "b"], vectors, {"class": ["bus", "coupe"]})
+        ...     counts = gallery.add(["a", "b"], vectors, {"class": ["bus", "coupe"]})
         ...     neighbors = gallery.search(np.array([[0.9, 0.1]]), k=1)
         >>> neighbors.ids.tolist(), neighbors.columns["class"].tolist()
         ([['b']], [['coupe']])
     """
+    kind = kind_of_gallery(address)
+    if kind == "embeddings":
+        stored = read_embeddings(os.path.expanduser(address))
+        return MemoryGallery.of_embeddings(stored, distance or "euclidean")
+    if kind == "images":
+        raise UserError(
+            f"{address} holds no gallery: neither embeddings nor a retriever; embed its images "
+            "with tfdml embed"
+        )
+    gallery = _open_database(address) if kind == "database" else _open_retriever(address)
+    if distance not in ("", gallery.distance):
+        own = gallery.distance
+        gallery.close()
+        raise UserError(f"the distance of {gallery.address} is {own}", distance=distance)
+    return gallery
+
+
+def _open_database(uri: str) -> WritableGallery:
     address = parse(uri)
     scheme = address.parts.scheme
     with user_errors(ImportError, f"{REASON}; pip install 'tfdml[{scheme}]'", uri=str(address)):
         module = importlib.import_module(f"tfdml.retrieval.{scheme}_gallery")
-    return module.Gallery(address)
+    return module.DatabaseGallery(address)
 
 
-@dataclasses.dataclass(frozen=True)
-class IndexCounts:
-    """What became of embeddings that were indexed.
-
-    Args:
-        added: Rows that the gallery lacked.
-        replaced: Rows of other embeddings with the same ids.
-        present: Rows that were there already.
-    """
-
-    added: int
-    replaced: int
-    present: int
-
-
-def index_embeddings(
-    gallery: GalleryDatabase,
-    stored: StoredEmbeddings,
-    prefix: str = "",
-    truncate_dim: int = 0,
-    replace: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> IndexCounts:
-    """Write the embeddings that a gallery lacks.
-
-    Rows are written `gallery.batch_rows` at a time. After a kill, the same call writes the rest. A
-    row's `source` identifies the embeddings by their checksums.
-
-    Args:
-        gallery: Where to.
-        stored: What. The name of each image is its id.
-        prefix: Put before every name, for an id.
-        truncate_dim: How many first dimensions are written, scaled to length 1; 0: all, as they
-            are.
-        replace: Replace rows of other embeddings that have the same ids.
-        progress: Called with how many rows are written, of how many.
-
-    Raises:
-        UserError: Names occur twice, there are fewer dimensions, the gallery is of another
-            dimension or model, or an id is that of other embeddings, and `replace` is not set;
-            nothing is written then. Or the database fails.
-
-    Example:
-        >>> with connect(f"lancedb://{os.path.abspath('galleries')}") as gallery:
-        ...     index_embeddings(gallery, read_embeddings("embeddings/cars")).added
-        256
-    """
-    ids = [f"{prefix}{name}" for name in stored.names]
-    if len(set(ids)) < len(ids):
-        raise UserError(f"{stored.source}: {len(ids) - len(set(ids)):,} names occur more than once")
-
-    def vectors(rows: Any) -> np.ndarray:
-        return (
-            truncate(stored.embeddings[rows], truncate_dim)
-            if truncate_dim
-            else stored.embeddings[rows]
-        )
-
-    model = (
-        f"{truncate_dim} dimensions of {stored.model}"
-        if stored.model and truncate_dim
-        else stored.model
-    )
-    files = stored.manifest.get("files") or {"file": sha256_of(Path(stored.source))}
-    source = hashlib.sha256(
-        json.dumps([files, prefix, truncate_dim], sort_keys=True).encode()
-    ).hexdigest()[:16]
-    sources: dict[str, str] = {}
-    dimension = vectors(slice(1)).shape[1]
-    if gallery.about is not None:
-        gallery.check(dimension, model, stored.source)
-        for block in row_blocks(len(ids), gallery.batch_rows):
-            present = gallery.rows(len(ids), ids[block])
-            sources |= zip(present.ids, present.columns["source"], strict=True)
-    others = [row for row, name in enumerate(ids) if sources.get(name, source) != source]
-    if others and not replace:
-        count = f"{len(others):,} ids of {stored.source}, of other embeddings, such as"
-        advice = "set replace=true to replace these rows, or another prefix to keep both"
-        raise UserError(f"holds {count} {ids[others[0]]}: {advice}", uri=str(gallery.address))
-    rows = np.array([row for row, name in enumerate(ids) if sources.get(name) != source], int)
-    texts = {"path": stored.names, "class": stored.classes, "role": stored.roles}
-    for block in row_blocks(len(rows), gallery.batch_rows):
-        part = rows[block]
-        columns = {
-            name: [str(of[row]) for row in part] for name, of in texts.items() if of is not None
-        }
-        columns["source"] = [source] * len(part)
-        gallery.upsert([ids[row] for row in part], vectors(part), columns, model=model)
-        progress(block.stop, len(rows))
-    return IndexCounts(len(rows) - len(others), len(others), len(ids) - len(rows))
+def _open_retriever(path: str) -> Gallery:
+    # A package above this one, which needs TensorFlow.
+    return importlib.import_module(_RETRIEVER).Retriever.load(os.path.expanduser(path))

@@ -1,8 +1,10 @@
 """LanceDB, embedded: a folder of Lance files, nothing to start."""
 
 import contextlib
+import datetime
+import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +17,16 @@ import pyarrow as pa
 
 from tfdml.io.files import locked
 from tfdml.retrieval.exact import row_blocks
-from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
+from tfdml.retrieval.galleries import COLUMNS, LISTED_AT_ONCE, Condition, Rows, WritableGallery
 
 _KEY = b"tfdml"
-_LISTED_AT_ONCE = 10_000
+# In the metadata of a field: LanceDB then repeats a merge that another one has overtaken, and never
+# inserts an id twice.
+_PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}
 
 
-class Gallery(GalleryDatabase):
-    """A gallery in LanceDB.
+class DatabaseGallery(WritableGallery):
+    """A gallery in LanceDB. A lock keeps writers apart.
 
     Args:
         address: `lancedb:///folder`.
@@ -30,102 +34,156 @@ class Gallery(GalleryDatabase):
 
     _errors = (OSError, ValueError, RuntimeError)
     batch_rows = 50_000
-    _table: Any = None
 
-    def _open(self) -> str | bytes | None:
-        # LanceDB has no error of its own for a table that is not there.
-        if not os.path.isdir(os.path.join(self.address.path, f"{self.address.table}.lance")):
-            return None
-        self._table = lancedb.connect(self.address.path).open_table(self.address.table)
-        return (self._table.schema.metadata or {}).get(_KEY, b"")
+    def _open(self) -> None:
+        """LanceDB has nothing to connect to."""
+
+    def _table(self) -> Any:
+        """Return the table as it is now; None where there is none.
+
+        A writer that was killed before its first commit leaves files without a manifest.
+        """
+        return self._database().open_table(self.place.table) if self._manifests() else None
+
+    def _manifests(self) -> set[str]:
+        """Return the file of each version of the table."""
+        folder = os.path.join(self.place.path, f"{self.place.table}.lance", "_versions")
+        return set(glob.glob(f"{glob.escape(folder)}/*.manifest"))
+
+    def _database(self) -> Any:
+        # Each read sees the newest version.
+        return lancedb.connect(self.place.path, read_consistency_interval=datetime.timedelta(0))
+
+    def _comment(self) -> str | bytes | None:
+        table = self._table()
+        return None if table is None else (table.schema.metadata or {}).get(_KEY, b"")
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Keep other writers out: LanceDB would keep the rows of both where two insert one id."""
-        os.makedirs(self.address.path, exist_ok=True)
-        with locked(self.address.path, "uri", f".{self.address.table}.lock", wait=True):
-            if self._table is not None:
-                self._table.checkout_latest()
-            yield
+    def _transaction(self) -> Iterator[None]:
+        os.makedirs(self.place.path, exist_ok=True)
+        with locked(self.place.path, "uri", f".{self.place.table}.lock", wait=True):
+            before = self._manifests()
+            try:
+                yield
+            except BaseException:
+                # A full disk has room for no further version that would restore the last one.
+                for path in self._manifests() - before:
+                    os.unlink(path)
+                raise
 
-    def _create(self, about: About) -> None:
+    def _models(self) -> set[str]:
+        table = self._table()
+        known = table.search().where("model != ''").select(["model"]).limit(1).to_list()
+        models = {row["model"] for row in known}
+        if table.count_rows("model = ''"):
+            models.add("")
+        return models
+
+    def _write(self, rows: Rows) -> None:
+        table = self._table()
+        if table is None:
+            data = _arrow(rows, self._schema(rows.vectors.shape[1]))
+            self._database().create_table(self.place.table, data=data)
+        else:
+            merge = table.merge_insert("id")
+            merge = merge.when_matched_update_all().when_not_matched_insert_all()
+            merge.execute(_arrow(rows, table.schema))
+        self._check_written(rows)
+
+    def _check_written(self, rows: Rows) -> None:
+        """Read rows back: where a disk is full, LanceDB commits files that it has cut."""
+        vectors = dict(zip(rows.ids, rows.vectors, strict=True))
+        for part in row_blocks(len(rows.ids), LISTED_AT_ONCE):
+            condition = Condition("id", "in", rows.ids[part])
+            for name, vector in self._select(("id", "vector"), [condition]):
+                if np.array_equal(vector, vectors[name]):
+                    del vectors[name]
+        if vectors:
+            raise OSError(f"{len(vectors):,} rows cannot be read back")
+
+    def _schema(self, dimension: int) -> pa.Schema:
         columns = [pa.field(name, pa.string(), False) for name in COLUMNS]
-        vector = pa.field("vector", pa.list_(pa.float32(), about.dimension), False)
-        schema = pa.schema(
-            [pa.field("id", pa.string(), False), vector, *columns], {_KEY: about.text().encode()}
-        )
-        with self._writing():
-            self._table = lancedb.connect(self.address.path).create_table(
-                self.address.table, schema=schema
-            )
+        vector = pa.field("vector", pa.list_(pa.float32(), dimension), False)
+        name = pa.field("id", pa.string(), False, metadata=_PRIMARY_KEY)
+        return pa.schema([name, vector, *columns], {_KEY: self._new_comment(dimension).encode()})
 
-    def _upsert(self, rows: Rows) -> None:
-        vectors = pa.FixedSizeListArray.from_arrays(
-            pa.array(rows.vectors.reshape(-1)), rows.vectors.shape[1]
-        )
-        table = pa.table({"id": rows.ids, "vector": vectors, **rows.columns}).cast(
-            self._table.schema
-        )
-        with self._writing():
-            self._table.merge_insert(
-                "id"
-            ).when_matched_update_all().when_not_matched_insert_all().execute(table)
+    def _delete(self, conditions: list[Condition]) -> int:
+        count = int(self._table().delete(_expression(conditions)).num_deleted_rows)
+        # As `_check_written`: this reads which rows are deleted.
+        if self._table().count_rows(_expression(conditions)):
+            raise OSError("rows are left that were deleted")
+        return count
 
-    def _delete(self, ids: list[str]) -> int:
-        with self._writing():
-            parts = row_blocks(len(ids), _LISTED_AT_ONCE)
-            return sum(
-                int(self._table.delete(_listed(ids[part])).num_deleted_rows) for part in parts
-            )
-
-    def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        query = self._table.search(list(vectors), vector_column_name="vector").limit(k)
-        query = query.distance_type("dot" if self._by_product else "l2").select(
-            ["id", *COLUMNS, "_distance"]
-        )
-        query = query.bypass_vector_index()
-        if where:
-            query = query.where(
-                " AND ".join(f"`{name}` = {_quoted(value)}" for name, value in where.items()), True
-            )
-        answers: list[list[tuple]] = [[] for _ in vectors]
+    def _nearest(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        by_product: bool,
+    ) -> Iterable[list[tuple]]:
+        query = self._table().search(list(queries), vector_column_name="vector").limit(k)
+        query = query.distance_type("dot" if by_product else "l2")
+        query = query.select(["id", *COLUMNS, "_distance"])
+        if exact:
+            query = query.bypass_vector_index()
+        if conditions:
+            query = query.where(_expression(conditions), True)
+        answers: list[list[tuple]] = [[] for _ in queries]
         for row in query.to_arrow().to_pylist():
             # Of products LanceDB returns 1 - product.
-            raw = row["_distance"] - 1 if self._by_product else row["_distance"]
-            answers[row.get("query_index", 0)].append(
-                (raw, row["id"], *(row[name] for name in COLUMNS))
-            )
+            raw = row["_distance"] - 1 if by_product else row["_distance"]
+            texts = [row[name] for name in COLUMNS]
+            answers[row.get("query_index", 0)].append((raw, row["id"], *texts))
         return answers
 
     def _count(self) -> int:
-        return int(self._table.count_rows())
+        return int(self._table().count_rows())
 
-    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
-        rows: list[tuple] = []
-        for where in (
-            [None]
-            if ids is None
-            else [_listed(ids[part]) for part in row_blocks(len(ids), _LISTED_AT_ONCE)]
-        ):
-            query = self._table.search().limit(most - len(rows)).select(["id", "vector", *COLUMNS])
-            table = (query.where(where) if where else query).to_arrow()
-            vectors = table["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            vectors = vectors.reshape(len(table), -1) if len(table) else []
-            texts = (table[name].to_pylist() for name in ("id", *COLUMNS))
-            rows += [
-                (name, vector, *others)
-                for vector, name, *others in zip(vectors, *texts, strict=True)
-            ]
-        return rows
+    def _select(
+        self, names: Sequence[str], conditions: list[Condition], most: int | None = None
+    ) -> list[tuple]:
+        table = self._table()
+        if table is None or most == 0:
+            return []
+        query = table.search().select(list(names))
+        # Without a limit LanceDB has one of its own; of 0 it makes none.
+        query = query.limit(table.count_rows() + 1 if most is None else most)
+        if conditions:
+            query = query.where(_expression(conditions))
+        result = query.to_arrow()
+        return list(zip(*(_values(result[name]) for name in names), strict=True))
 
-    def close(self) -> None:
-        """See `GalleryDatabase.close`."""
-        self._table = None
+
+def _values(column: pa.ChunkedArray) -> Any:
+    """Return the texts or the vectors of a column."""
+    if pa.types.is_string(column.type):
+        return column.to_pylist()
+    if not len(column):
+        return []
+    flat = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), -1)
+
+
+def _arrow(rows: Rows, schema: pa.Schema) -> pa.Table:
+    flat = pa.array(rows.vectors.reshape(-1))
+    vectors = pa.FixedSizeListArray.from_arrays(flat, rows.vectors.shape[1])
+    columns = {"id": rows.ids, "vector": vectors, **rows.columns}
+    return pa.table(columns).select(schema.names).cast(schema)
 
 
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _listed(ids: list[str]) -> str:
-    return f"id IN ({', '.join(map(_quoted, ids))})"
+def _expression(conditions: list[Condition]) -> str:
+    """Return conditions in LanceDB's SQL."""
+    parts = []
+    for column, operator, value in conditions:
+        if operator == "in":
+            parts.append(f"`{column}` IN ({', '.join(map(_quoted, value))})")
+        elif operator == "starts":
+            parts.append(f"starts_with(`{column}`, {_quoted(value)})")
+        else:
+            parts.append(f"`{column}` {operator} {_quoted(value)}")
+    return " AND ".join(parts)

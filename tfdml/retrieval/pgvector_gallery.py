@@ -1,13 +1,14 @@
 """PostgreSQL with the extension vector: a gallery next to an application's other tables."""
 
+import contextlib
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import user_errors
-from tfdml.retrieval.galleries import COLUMNS, About, GalleryDatabase, Rows
+from tfdml.retrieval.galleries import COLUMNS, Condition, Rows, WritableGallery
 from tfdml.workarounds import own_symbols_first
 
 with own_symbols_first():
@@ -16,10 +17,16 @@ with own_symbols_first():
     from psycopg import sql
 
 _SECONDS = 10
+_OPERATORS = {
+    "=": "{} = %s",
+    "!=": "{} <> %s",
+    "in": "{} = ANY(%s)",
+    "starts": "starts_with({}, %s)",
+}
 
 
-class Gallery(GalleryDatabase):
-    """A gallery in PostgreSQL.
+class DatabaseGallery(WritableGallery):
+    """A gallery in PostgreSQL. A writer holds an advisory lock until its transaction ends.
 
     Args:
         address: `pgvector://user:password@host:port/database`. A password may also come from the
@@ -28,105 +35,172 @@ class Gallery(GalleryDatabase):
 
     _errors = (psycopg.Error, UnicodeEncodeError)
     _connection: Any = None
+    _knows_vectors = False
 
-    def _open(self) -> str | bytes | None:
-        parts = self.address.parts
-        options: dict[str, Any] = {
-            "host": parts.hostname,
-            "port": parts.port,
-            "user": parts.username and urllib.parse.unquote(parts.username),
-            "password": parts.password and urllib.parse.unquote(parts.password),
-            "dbname": self.address.path.strip("/"),
-        }
+    def _open(self) -> None:
+        parts = self.place.parts
+        user = _unquoted(parts.username)
+        password = _unquoted(parts.password)
+        database = self.place.path.strip("/")
         self._connection = psycopg.connect(
-            **{name: value for name, value in options.items() if value},
+            host=parts.hostname or None,
+            port=parts.port,
+            user=user,
+            password=password,
+            dbname=database or None,
             connect_timeout=_SECONDS,
             autocommit=True,
         )
-        if self._one("SELECT to_regclass(%s)", (self.address.table,)) is None:
+
+    def _comment(self) -> str | bytes | None:
+        row = self._run(
+            "SELECT obj_description(oid, 'pg_class') FROM pg_class WHERE oid = to_regclass(%s)",
+            (self.place.table,),
+        ).fetchone()
+        if row is None:
             return None
-        self._set_up()
-        return self._one("SELECT obj_description(%s::regclass)", (self.address.table,)) or ""
+        if row[0]:
+            self._learn_vectors()
+        return row[0] or ""
+
+    def _learn_vectors(self) -> None:
+        """Let this connection read and write vectors; the extension must be there."""
+        if not self._knows_vectors:
+            register_vector(self._connection)
+            self._knows_vectors = True
 
     def _run(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
-        """Execute a statement, with the gallery's `{table}` and `{columns}`, and other parts by
-        name."""
-        columns = sql.SQL(", ").join(map(sql.Identifier, ("id", "vector", *COLUMNS)))
-        query = sql.SQL(text).format(
-            table=sql.Identifier(self.address.table), columns=columns, **parts
-        )
+        """Execute a statement, with the gallery's `{table}` and other parts by name."""
+        query = sql.SQL(text).format(table=sql.Identifier(self.place.table), **parts)
         return self._connection.cursor(binary=bool(values)).execute(query, values or None)
 
     def _one(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
         return self._run(text, values, **parts).fetchone()[0]
 
-    def _set_up(self) -> None:
-        """Make this session search exactly, whatever index is there."""
-        register_vector(self._connection)
-        self._run("SET enable_indexscan = off")
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._connection.transaction():
+            # By its name, as two first writers have no table yet.
+            self._lock(f"gallery {self.place.table}")
+            yield
 
-    def _create(self, about: About) -> None:
+    def _lock(self, name: str) -> None:
+        self._run("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tfdml {name}",))
+
+    def _models(self) -> set[str]:
+        # There are two values at most: the gallery's, and empty. The index has both at its ends.
+        ends = self._run("SELECT min(model), max(model) FROM {table}").fetchone()
+        return {model for model in ends if model is not None}
+
+    def _write(self, rows: Rows) -> None:
+        if self._comment() is None:
+            self._create(rows.vectors.shape[1])
+        names = [sql.Identifier(name) for name in ("vector", *COLUMNS)]
+        marks = sql.SQL(", ").join(sql.Placeholder() * (1 + len(names)))
+        changes = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names)
+        query = sql.SQL(
+            "INSERT INTO {table} ({columns}) VALUES ({marks}) ON CONFLICT (id) DO UPDATE SET "
+            "{changes}"
+        ).format(
+            table=sql.Identifier(self.place.table),
+            columns=_columns(("id", "vector", *COLUMNS)),
+            marks=marks,
+            changes=changes,
+        )
+        texts = [rows.columns[name] for name in COLUMNS]
+        values = list(zip(rows.ids, rows.vectors, *texts, strict=True))
+        with self._connection.cursor() as cursor:
+            cursor.executemany(query, values)
+
+    def _create(self, dimension: int) -> None:
+        comment = self._new_comment(dimension)
         # Who may not create extensions may use one that is there.
+        self._lock("extension")
         if self._one("SELECT count(*) FROM pg_extension WHERE extname = 'vector'") == 0:
             with user_errors(
-                psycopg.Error, "have the owner run CREATE EXTENSION vector", uri=str(self.address)
+                psycopg.Error, "have the owner run CREATE EXTENSION vector", uri=self.address
             ):
-                self._run("CREATE EXTENSION IF NOT EXISTS vector")
-        self._set_up()
-        texts = sql.SQL("").join(
-            sql.SQL(", {} text NOT NULL").format(sql.Identifier(name)) for name in COLUMNS
+                self._run("CREATE EXTENSION vector")
+        self._learn_vectors()
+        texts = [sql.SQL(", {} text NOT NULL").format(sql.Identifier(name)) for name in COLUMNS]
+        self._run(
+            'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, vector vector({dimension}) '
+            "NOT NULL{texts})",
+            dimension=dimension,
+            texts=sql.SQL("").join(texts),
         )
-        with self._connection.transaction():
-            self._run(
-                'CREATE TABLE {table} (id text COLLATE "C" PRIMARY KEY, vector vector({dimension}) '
-                "NOT NULL{texts})",
-                dimension=about.dimension,
-                texts=texts,
-            )
-            self._run("COMMENT ON TABLE {table} IS {about}", about=about.text())
+        self._run("CREATE INDEX ON {table} (model)")
+        self._run("COMMENT ON TABLE {table} IS {about}", about=comment)
 
-    def _upsert(self, rows: Rows) -> None:
-        names = [sql.Identifier(name) for name in ("vector", *COLUMNS)]
-        query = sql.SQL("INSERT INTO {} VALUES ({}) ON CONFLICT (id) DO UPDATE SET {}").format(
-            sql.Identifier(self.address.table),
-            sql.SQL(", ").join(sql.Placeholder() * (1 + len(names))),
-            sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in names),
+    def _delete(self, conditions: list[Condition]) -> int:
+        text, values = _where(conditions)
+        return int(self._run("DELETE FROM {table} WHERE {where}", values, where=text).rowcount)
+
+    def _nearest(
+        self,
+        queries: np.ndarray,
+        k: int,
+        conditions: list[Condition],
+        exact: bool,
+        by_product: bool,
+    ) -> Iterable[list[tuple]]:
+        where, values = _where(conditions)
+        query = (
+            "SELECT vector {operator} %s AS far, {columns} FROM {table} WHERE {where} "
+            "ORDER BY far LIMIT {k}"
         )
-        with self._connection.transaction(), self._connection.cursor() as cursor:
-            cursor.executemany(
-                query, list(zip(rows.ids, rows.vectors, *rows.columns.values(), strict=True))
-            )
-
-    def _delete(self, ids: list[str]) -> int:
-        return int(self._run("DELETE FROM {table} WHERE id = ANY(%s)", (ids,)).rowcount)
-
-    def _nearest(self, vectors: np.ndarray, k: int, where: dict[str, str]) -> Iterable[list[tuple]]:
-        texts = sql.SQL(", ").join(map(sql.Identifier, ("id", *COLUMNS)))
-        conditions: list[Any] = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in where]
-        operator = sql.SQL("<#>" if self._by_product else "<->")
         parts = {
-            "texts": texts,
-            "conditions": sql.SQL(" AND ").join(conditions or [sql.SQL("true")]),
-            "operator": operator,
+            "operator": sql.SQL("<#>" if by_product else "<->"),
+            "columns": _columns(("id", *COLUMNS)),
+            "where": where,
             "k": k,
         }
-        query = (
-            "SELECT vector {operator} %s AS far, {texts} FROM {table} WHERE {conditions} ORDER BY "
-            "far LIMIT {k}"
-        )
-        for vector in vectors:
-            rows = self._run(query, (vector, *where.values()), **parts).fetchall()
-            yield [(far if self._by_product else far**2, *row) for far, *row in rows]
+        with self._connection.transaction():
+            # So that no index of the application takes part.
+            self._run("SET LOCAL enable_indexscan = {on}", on="off" if exact else "on")
+            for vector in queries:
+                rows = self._run(query, (vector, *values), **parts).fetchall()
+                yield [(far if by_product else far**2, *row) for far, *row in rows]
 
     def _count(self) -> int:
         return int(self._one("SELECT count(*) FROM {table}"))
 
-    def _rows(self, most: int, ids: list[str] | None) -> list[tuple]:
-        query = "SELECT {columns} FROM {table} WHERE %s::text[] IS NULL OR id = ANY(%s) LIMIT %s"
-        rows = self._run(query, (ids, ids, most)).fetchall()
-        return [(name, vector.to_numpy(), *texts) for name, vector, *texts in rows]
+    def _select(
+        self, names: Sequence[str], conditions: list[Condition], most: int | None = None
+    ) -> list[tuple]:
+        if self._comment() is None:
+            return []
+        where, values = _where(conditions)
+        rows = self._run(
+            "SELECT {columns} FROM {table} WHERE {where} LIMIT %s",
+            (*values, most),
+            columns=_columns(names),
+            where=where,
+        ).fetchall()
+        return [tuple(map(_value, row)) for row in rows]
 
     def close(self) -> None:
-        """See `GalleryDatabase.close`."""
+        """See `Gallery.close`."""
         if self._connection is not None:
             self._connection.close()
+
+
+def _unquoted(text: str | None) -> str | None:
+    """Return a part of an address as it is meant; None where there is none."""
+    return urllib.parse.unquote(text) if text else None
+
+
+def _value(value: Any) -> Any:
+    return value if isinstance(value, str) else value.to_numpy()
+
+
+def _columns(names: Sequence[str]) -> sql.Composed:
+    return sql.SQL(", ").join(map(sql.Identifier, names))
+
+
+def _where(conditions: list[Condition]) -> tuple[sql.Composed, list[Any]]:
+    """Return conditions in SQL, and the values of their placeholders."""
+    parts: list[Any] = [sql.SQL("true")]
+    for column, operator, _ in conditions:
+        parts.append(sql.SQL(_OPERATORS[operator]).format(sql.Identifier(column)))
+    return sql.SQL(" AND ").join(parts), [condition.value for condition in conditions]
