@@ -88,3 +88,58 @@ def test_names_of_classes_are_compared_and_shown():
     assert results.column("query_class").tolist() == ["bus", "van", "cab"]
     assert results.column("relevant").tolist() == [True, False, False]
     assert results.column("num_relevant").tolist() == [1, 1, 1]
+
+
+def test_a_refused_neighbor_leaves_nothing(tmp_path):
+    """Neither its id nor its class or distance; a query with none keeps one row."""
+    ids = np.array([["a", "b"], ["c", "d"], ["e", None]], object)
+    distances = np.array([[0.1, 0.9], [0.8, 0.9], [0.3, np.inf]], np.float32)
+    classes = np.array([["bus", "van"], ["bus", "cab"], ["van", None]], object)
+    numbers = np.array([[1, 2], [3, 4], [5, 0]])
+    neighbors = Neighbors(ids, distances, {"class": classes})
+    results = RetrievalResults.of_neighbors(
+        ["x", "y", "z"],
+        neighbors,
+        {"number": numbers, "camera": ["l", "r", "l"]},
+        classes=["bus", "bus", "cab"],
+        class_counts={"bus": 2, "van": 2},
+    ).within(0.5)
+    results.write(tmp_path / "x.parquet")
+    empty = {"id": None, "distance": None, "class": None, "number": None, "relevant": False}
+    assert read_table(tmp_path / "x.parquet").to_pylist() == [
+        {
+            "query": "x",
+            "rank": 1,
+            "id": "a",
+            "distance": np.float32(0.1),
+            "class": "bus",
+            "number": 1,
+            "camera": "l",
+            "relevant": True,
+            "num_relevant": 2,
+            "query_class": "bus",
+        },
+        {
+            "query": "y",
+            "rank": 1,
+            **empty,
+            "camera": "r",
+            "num_relevant": 2,
+            "query_class": "bus",
+        },
+        {
+            "query": "z",
+            "rank": 1,
+            "id": "e",
+            "distance": np.float32(0.3),
+            "class": "van",
+            "number": 5,
+            "camera": "l",
+            "relevant": False,
+            "num_relevant": 0,
+            "query_class": "cab",
+        },
+    ]
+    results.write(tmp_path / "x.csv")
+    lines = (tmp_path / "x.csv").read_text().splitlines()
+    assert lines[2] == '"y",1,,,,,"r",false,2,"bus"'

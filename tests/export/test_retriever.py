@@ -1,5 +1,6 @@
 """A retriever finds what a search by hand finds, names what is bad, and refuses what is damaged."""
 
+import copy
 import dataclasses
 import json
 import shutil
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.export.conftest import SEARCHED
 from tests.export.networks import picture, small_embedder
+from tfdml import names
 from tfdml.data import EncodedImages, ImageDataset, load
 from tfdml.embeddings.backends import SavedModelEmbedder
 from tfdml.embeddings.model_card import view_of
@@ -20,6 +22,7 @@ from tfdml.evaluation import calibrate
 from tfdml.export import Retriever, RetrieverItems
 from tfdml.export.retriever import _calibration, joined, nearest, search_embedding
 from tfdml.export.saved_model import WARM_UP
+from tfdml.retrieval import About, open_gallery
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,45 @@ def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     assert everything.ids[0, 12:].tolist() == [None] * 88
     assert np.isinf(everything.distances[0, 12:]).all()
     assert not everything.columns["accepted"][0, 12:].any()
+
+
+def test_a_retriever_is_a_gallery(shop, retriever, caplog):
+    """Which `open_gallery` opens, and which compares models as every other."""
+    with open_gallery(str(shop.retriever)) as gallery:
+        assert (len(gallery), gallery.distance) == (12, "euclidean")
+        assert gallery.about == About("euclidean", 8, retriever.card["model"])
+        assert gallery.calibration.threshold == pytest.approx(SEARCHED.threshold)
+        rows = gallery.rows(3, [*shop.ids[5:9], "no"])
+        assert rows.ids == list(shop.ids[5:8])
+        assert rows.columns["class"] == ["class 1", "class 2", "class 2"]
+        assert rows.columns["path"] == rows.ids
+        np.testing.assert_allclose(rows.vectors, shop.embeddings[5:8], atol=1e-6)
+        assert gallery.class_counts() == {f"class {number}": 3 for number in range(4)}
+        vectors = 3 * shop.embeddings[:2]
+        found = gallery.search(vectors, 4, {"class": "class 2"})
+        assert [sorted(row[:3]) for row in found.ids] == [sorted(shop.ids[6:9])] * 2
+        assert found.ids[:, 3].tolist() == [None, None]
+        everything = gallery.search(vectors, 12)
+        for row, ids in enumerate(everything.ids.tolist()):
+            of_class = [ids.index(name) for name in found.ids[row, :3]]
+            assert of_class == sorted(of_class)
+            np.testing.assert_allclose(
+                everything.distances[row, of_class], found.distances[row, :3], atol=1e-6
+            )
+    # Of another model than a known one, and of one that nobody knows.
+    known = copy.copy(retriever)
+    known.card = {**retriever.card, "model": "sha256:1"}
+    with pytest.raises(UserError, match="different models"):
+        known.search(vectors, 1, model="sha256:2")
+    caplog.clear()
+    names.warn.cache_clear()
+    known.search(list(shop.images[:1]), 1)
+    known.search(vectors, 1, model="sha256:1")
+    known.search(vectors, 1, model="unknown")
+    assert not caplog.messages
+    known.search(vectors, 1)
+    note = "the model of the query embeddings is not known: models are not compared"
+    assert caplog.messages == [f"{known.address}: {note}"]
 
 
 def test_a_bad_query_is_named(shop, retriever, tmp_path):

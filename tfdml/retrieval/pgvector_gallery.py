@@ -72,7 +72,9 @@ class DatabaseGallery(WritableGallery):
     def _run(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
         """Execute a statement, with the gallery's `{table}` and other parts by name."""
         query = sql.SQL(text).format(table=sql.Identifier(self.place.table), **parts)
-        return self._connection.cursor(binary=bool(values)).execute(query, values or None)
+        # The plan of a prepared statement would outlive the setting that it was made with.
+        cursor = self._connection.cursor(binary=bool(values))
+        return cursor.execute(query, values or None, prepare=False)
 
     def _one(self, text: str, values: Sequence[Any] = (), **parts: Any) -> Any:
         return self._run(text, values, **parts).fetchone()[0]
