@@ -1,7 +1,6 @@
 """LanceDB, embedded: a folder of Lance files, nothing to start."""
 
 import contextlib
-import datetime
 import glob
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -41,7 +40,7 @@ class DatabaseGallery(WritableGallery):
     def _table(self) -> Any:
         """Return the table as it is now; None where there is none.
 
-        A writer that was killed before its first commit leaves files without a manifest.
+        A table that is kept open would not see what others write. A writer that was killed before its first commit leaves files without a manifest.
         """
         return self._database().open_table(self.place.table) if self._manifests() else None
 
@@ -51,8 +50,7 @@ class DatabaseGallery(WritableGallery):
         return set(glob.glob(f"{glob.escape(folder)}/*.manifest"))
 
     def _database(self) -> Any:
-        # Each read sees the newest version.
-        return lancedb.connect(self.place.path, read_consistency_interval=datetime.timedelta(0))
+        return lancedb.connect(self.place.path)
 
     def _comment(self) -> str | bytes | None:
         table = self._table()
