@@ -40,7 +40,8 @@ class DatabaseGallery(WritableGallery):
     def _table(self) -> Any:
         """Return the table as it is now; None where there is none.
 
-        A table that is kept open would not see what others write. A writer that was killed before its first commit leaves files without a manifest.
+        A table that is kept open would not see what others write. A writer that was killed before
+        its first commit leaves files without a manifest.
         """
         return self._database().open_table(self.place.table) if self._manifests() else None
 
