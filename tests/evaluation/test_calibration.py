@@ -314,3 +314,29 @@ def test_the_warning_of_a_larger_gallery_names_the_rate(caplog):
     rate = calibration.fpir_among(720)
     calibration.for_searches("euclidean", 720)
     assert f"accepts about {100 * rate.mean:.3g} % [" in caplog.text
+
+
+def test_the_worst_tenth_of_the_classes_is_that_of_each_class_by_hand():
+    x, labels = images(2, 30, 8)
+    for rate in ({"far": 0.02}, {"fpir": 0.1}):
+        calibration = calibrate(x, labels, **rate)
+        far = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
+        np.fill_diagonal(far, np.inf)
+        same, accepted = labels[:, None] == labels[None], far <= calibration.threshold
+        shares = []
+        for label in range(30):
+            mine = labels == label
+            if "far" in rate:
+                hits = np.mean(accepted[mine][:, ~mine]), accepted[mine][:, mine].sum() / (8 * 7)
+            else:
+                others = np.where(same, np.inf, far)[mine].min(axis=1) <= calibration.threshold
+                right = far[mine][:, mine].min(axis=1) <= np.minimum(
+                    far[mine].min(axis=1), calibration.threshold
+                )
+                hits = np.mean(others), np.mean(right)
+            shares.append(hits)
+        false, true = np.sort(np.transpose(shares), axis=1)
+        names = ("far", "tar") if "far" in rate else ("fpir", "tpir")
+        assert calibration.worst[names[0]] == pytest.approx(false[-3:].mean())
+        assert calibration.worst[names[1]] == pytest.approx(true[:3].mean())
+        assert "of the worst tenth of the classes" in str(calibration)

@@ -19,7 +19,7 @@ _RATE = Interval(0.5, 0.4, 0.6, 0.05)
 # What the retriever has, between the distances of the pictures.
 _BASIS = Basis(12, 4, known=12, unknown=12, known_classes=4, unknown_classes=4, left_out=True)
 SEARCHED = Calibration(
-    0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, _BASIS
+    0.12, "euclidean", "fpir", 0.01, {"fpir": _RATE, "tpir": _RATE}, 0.95, _BASIS, {}
 )
 
 

@@ -677,7 +677,8 @@ def _verification(split: _Split) -> _Measures:
         f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}"
     )
     for far, point in measured.points.items():
-        place = f"at a distance of {point.threshold:.6g}"
+        worst = f"{100 * point.worst['tar']:.2f} % of the worst tenth of the classes"
+        place = f"at a distance of {point.threshold:.6g}; {worst}"
         print(
             f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  "
             f"{place}"

@@ -13,7 +13,13 @@ import numpy as np
 
 from tfdml.arguments import count_of_share, number
 from tfdml.errors import REASON, UserError, check_share, user_errors
-from tfdml.evaluation.intervals import Interval, freedom_of, mean_interval, rate_interval
+from tfdml.evaluation.intervals import (
+    Interval,
+    freedom_of,
+    mean_interval,
+    rate_interval,
+    worst_tenth,
+)
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import AllPairs, PairHistogram
 from tfdml.labels import true_or_false
@@ -257,6 +263,19 @@ class Searches:
             interval = rate_interval(rate, variance, freedom_of(parts), level, len(parts))
             grown.append((round(times * self.num_images), interval))
         return tuple(grown)
+
+    def worst(self, threshold: float) -> dict[str, float]:
+        """Return `fpir`, and `tpir` where there are known queries, of the tenth of the classes of
+        the queries where it is the worst."""
+        parts = {"fpir": (self.unknown <= threshold, self._own[self.strangers])}
+        if len(self.known):
+            answered = self.right & (self.nearest <= threshold)
+            parts["tpir"] = answered, self._own[self.known]
+        worst = {}
+        for name, (hits, classes) in parts.items():
+            of_class = np.bincount(classes, weights=hits)
+            worst[name] = worst_tenth(of_class, np.bincount(classes), highest=name == "fpir")
+        return worst
 
 
 def _chance(counts: np.ndarray, classes: int, part: float) -> np.ndarray:
@@ -555,8 +574,9 @@ def calibrate(
         threshold = largest_threshold(searches.unknown, fpir, distance)
         rates_there = searches.rates(threshold, level, new_classes=True)
         basis, growth = searches.basis(), searches.growth(threshold, level)
+        worst = searches.worst(threshold)
         return Calibration(
-            threshold, distance, kind, rate, rates_there, level, basis, growth=growth
+            threshold, distance, kind, rate, rates_there, level, basis, worst, growth=growth
         )
     if not (gallery is gallery_labels is own_rows is unknown is None):
         raise UserError("go with fpir=", gallery=..., gallery_labels=..., own_rows=..., unknown=...)
@@ -584,6 +604,7 @@ def _of_pairs(
         {name: getattr(point, name) for name in ("far", "tar", "precision")},
         level,
         basis,
+        point.worst,
         *_isotonic(pairs, prior),
         prior,
     )
@@ -800,6 +821,8 @@ class Calibration:
             known queries, `tpir`, as `identification_rates`.
         level: The coverage of the intervals.
         basis: The gallery, the queries and the model that it was measured on.
+        worst: `far` and `tar`, or `fpir` and `tpir`, of the tenth of the classes where it is the
+            worst: what one threshold for all costs them.
         distances: (K,) distances, ascending, at which `probabilities` stand; none for `fpir`.
         probabilities: (K,) the probability that a pair at that distance is of one class, not
             ascending.
@@ -823,6 +846,7 @@ class Calibration:
     rates: Mapping[str, Interval]
     level: float
     basis: Basis
+    worst: Mapping[str, float]
     distances: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
     probabilities: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0), repr=False)
     prior: float | None = None
@@ -844,6 +868,8 @@ class Calibration:
             rate = self.rates.get(name)
             measured = "not measured: there are" if rate is None else f"{_in_percent(rate)} of"
             parts.append(f"{name} {measured} {count}")
+            if name in self.worst:
+                parts[-1] += f", {100 * self.worst[name]:.3g} % of the worst tenth of the classes"
         if self.growth:
             images, rate = self.growth[-1]
             parts.append(f"among {images:,} images fpir would be about {_in_percent(rate)}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tfdml.arguments import count_of_share
 from tfdml.errors import UserError, check_choice, check_share
 from tfdml.evaluation.relevance import ids_or_names
 
@@ -319,6 +320,27 @@ def freedom_of(parts: np.ndarray) -> float:
         return most
     kurtosis = len(squares) * float(np.square(squares).sum()) / float(squares.sum()) ** 2
     return min(most, max(1.0, 2 * len(squares) / kurtosis - 1))
+
+
+def worst_tenth(hits: np.ndarray, counts: np.ndarray, *, highest: bool) -> float:
+    """Return the mean rate of the tenth of the classes that have the highest, or the lowest, rates.
+
+    The same images choose the classes and measure them, so that with few images of a class the rate
+    is a little worse than that of the classes that are the worst in truth.
+
+    Args:
+        hits: (C,) of each class.
+        counts: (C,) what they are a share of; classes without any are left out.
+        highest: Whether a high rate is bad.
+
+    Example:
+        >>> worst_tenth(np.array([1, 2, 3]), np.array([4, 4, 4]), highest=True)
+        0.75
+    """
+    some = counts > 0
+    rates = np.sort(hits[some] / counts[some])
+    number = count_of_share(0.1, len(rates), up=True)
+    return float((rates[-number:] if highest else rates[:number]).mean())
 
 
 def rate_interval(

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdml.arguments import count_of_share, number
 from tfdml.errors import UserError, check_choice, check_share
-from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval
+from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval, worst_tenth
 from tfdml.evaluation.relevance import check_labels
 from tfdml.labels import image_rows, true_or_false
 from tfdml.registry import DISTANCES
@@ -109,12 +109,14 @@ class OperatingPoint:
         tar: True accept rate: the share of the pairs of one class that are accepted; 1 - FNMR.
         far: False accept rate: the share of the pairs of different classes that are accepted; FMR.
         precision: The share of the accepted pairs that are of one class.
+        worst: `tar` and `far` of the tenth of the classes where it is the worst, see `worst_tenth`.
     """
 
     threshold: float
     tar: Interval
     far: Interval
     precision: Interval
+    worst: Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,12 +160,9 @@ class Verification:
         thresholds = {
             f"threshold@far={far:g}": point.threshold for far, point in self.points.items()
         }
-        return (
-            measures
-            | {"num_classes": self.num_classes, "distance": self.distance}
-            | tar
-            | thresholds
-        )
+        worst = {f"worst_tenth@far={far:g}": point.worst for far, point in self.points.items()}
+        sizes = {"num_classes": self.num_classes, "distance": self.distance}
+        return {**measures, **sizes, **tar, **thresholds, **worst}
 
 
 def verification(
@@ -614,7 +613,14 @@ class AllPairs:
         for threshold, place in zip(thresholds, np.argsort(order), strict=True):
             accepted = [part[..., place] for part in counts]
             rates = _rates(self.counts, accepted, level, new_classes, prior)
-            points.append(OperatingPoint(float(threshold) * self.scale, *rates))
+            same, others = accepted[:2]
+            worst = {
+                "tar": worst_tenth(same, self.counts.same, highest=False),
+                "far": worst_tenth(others, self.counts.others, highest=True),
+            }
+            tar, far, precision = rates
+            scaled = float(threshold) * self.scale
+            points.append(OperatingPoint(scaled, tar, far, precision, worst))
         return points
 
     def weight_of_different(self, prior: float | None) -> float:
