@@ -55,7 +55,6 @@ OPEN: dict[str, int] = {
     "objectives": 9,
     "report": 1,
     "retrieval": 9,
-    "training": 88,
 }
 
 #: Functions, as `tfdml/losses/base.py:Loss.call`, that keep such a place, and why.

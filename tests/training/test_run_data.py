@@ -268,6 +268,14 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
             load_splits(DataSettings(features=stored(tmp_path, **changes)), seed=0)
 
 
+def test_vectors_of_texts_that_are_not_finite_are_refused(tmp_path):
+    texts = np.ones((12, 2), np.float32)
+    texts[4] = np.inf
+    np.save(tmp_path / "texts.npy", texts)
+    with pytest.raises(UserError, match=r"1 vectors are not finite, the first in row 4"):
+        vector_splits(stored(tmp_path), texts=str(tmp_path / "texts.npy"))
+
+
 def test_default_ks_are_measured_as_far_as_there_are_images(tmp_path, caplog):
     splits = load_splits(DataSettings(features=stored(tmp_path), holdout_classes=0), seed=0)
     with caplog.at_level("WARNING", logger="absl"):

@@ -1,5 +1,6 @@
 """A run that was killed, stopped or damaged, phase by phase, against one that was not."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -24,13 +25,16 @@ from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
+from tfdml.io.files import write_json
 from tfdml.retrieval import confusable_classes
-from tfdml.run_folder import list_checkpoints
+from tfdml.run_folder import RunFolder, list_checkpoints
 from tfdml.training import build, callbacks, checkpoints, trainer
 from tfdml.training.interruption import SIGNALS, Interrupted
 from tfdml.training.results import Evaluator
 from tfdml.training.run_data import load_splits
 from tfdml.training.settings import final_settings
+from tfdml.training.trainer import RunState
+from tfdml.training.workers import Processes
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +48,34 @@ def uninterrupted(tmp_path_factory):
     return finished(
         tmp_path_factory.mktemp("runs") / "uninterrupted", report=True, checkpoint_steps=1
     )
+
+
+def test_a_run_is_new_resumed_or_finished(tmp_path):
+    settings = runs.experiment(tmp_path / "run")
+    folder = RunFolder(settings.run_dir)
+
+    def state(resume, **changes):
+        with contextlib.ExitStack() as owned:
+            experiment = dataclasses.replace(settings, **changes)
+            return trainer.open_run(experiment, resume, Processes(), owned)
+
+    assert state(resume=False) is RunState.NEW
+    with pytest.raises(UserError, match="no run to resume"):
+        state(resume=True)
+    folder.path.mkdir()
+    (folder.path / ".partial-999999-flags.txt").touch()
+    assert state(resume=True) is RunState.NEW  # killed before its flags were written
+    with folder.created(settings.as_flags()), pytest.raises(UserError, match="another process"):
+        state(resume=True)
+    with pytest.raises(UserError, match="exists already"):
+        state(resume=False)
+    assert state(resume=True) is RunState.RESUMED
+    with pytest.raises(UserError, match="was started with"):
+        state(resume=True, dropout=0.5)
+    write_json(folder.result, {"metrics": {}})
+    assert state(resume=True) is RunState.RESUMED  # the embedder is missing
+    folder.embedder.touch()
+    assert state(resume=True, watch_every=7) is RunState.FINISHED
 
 
 @pytest.mark.slow

@@ -85,7 +85,9 @@ def check_pairs(settings: DataSettings, objectives: Sequence[Objective]) -> None
         UserError: A term needs pairs of images of one class, or of two, and no batch would hold
             one.
     """
-    needed = {pair: term.name for term in objectives for pair in term.learns_from}
+    needed: dict[str, Any] = {}
+    for term in objectives:
+        needed.update(dict.fromkeys(term.learns_from, term.name))
     classes, images = settings.classes_per_batch or MOST_CLASSES, settings.images_per_class
     if settings.sampling.by_class:
         flags = {
@@ -272,6 +274,25 @@ def make_learner(
         UserError: It cannot be built, or does not fit the memory.
     """
     keras.utils.set_random_seed(seed)
+    learner = _uncompiled_learner(model, optimization, view, num_classes, train, text_backbone)
+    # Across replicas XLA fails to place the variables.
+    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
+    learner.compile(
+        optimizer=_optimizer(optimization, learner, steps_per_epoch, text_backbone),
+        jit_compile=False if several else "auto",
+        steps_per_execution=optimization.execution_steps(steps_per_epoch),
+    )
+    return learner
+
+
+def _uncompiled_learner(
+    model: ModelSettings,
+    optimization: OptimizationSettings,
+    view: EvaluationTransform,
+    num_classes: int,
+    train: ImageDataset | None,
+    text_backbone: TextBackbone | None,
+) -> MetricLearner:
     keras.config.set_dtype_policy(model.mixed_precision)
     too_large = (
         "the network does not fit the memory: lower --image_size or --embedding_dim, or a smaller "
@@ -289,34 +310,36 @@ def make_learner(
         if text_backbone is not None and train is not None:
             text_embedder = make_text_embedder(text_backbone, embedder.embedding_dim, train)
             towers = {"image": embedder, "text": text_embedder}
-        learner = _with_objectives(towers, optimization, num_classes, train)
-    drop_steps = [epoch * steps_per_epoch for epoch in optimization.drop_epochs]
+        return _with_objectives(towers, optimization, num_classes, train)
+
+
+def _optimizer(
+    settings: OptimizationSettings,
+    learner: MetricLearner,
+    steps_per_epoch: int,
+    text_backbone: TextBackbone | None,
+) -> keras.optimizers.Optimizer:
+    drop_steps = [epoch * steps_per_epoch for epoch in settings.drop_epochs]
     schedule = rate_schedule(
-        optimization.schedule,
-        optimization.learning_rate,
-        optimization.epochs * steps_per_epoch,
-        round(optimization.warm_up_epochs * steps_per_epoch),
+        settings.schedule,
+        settings.learning_rate,
+        settings.epochs * steps_per_epoch,
+        round(settings.warm_up_epochs * steps_per_epoch),
         drop_steps,
-        optimization.drop_factor,
+        settings.drop_factor,
     )
-    optimizer = build_optimizer(
-        optimization.optimizer,
+    rates = settings.learning_rates(text_backbone)
+    epsilon = None if settings.epsilon == -1 else settings.epsilon
+    return build_optimizer(
+        settings.optimizer,
         learner,
         schedule,
-        optimization.learning_rates(text_backbone),
-        weight_decay=optimization.weight_decay,
-        epsilon=None if optimization.epsilon == -1 else optimization.epsilon,
-        clip_norm=optimization.clip_norm,
-        ema=optimization.ema,
+        rates,
+        weight_decay=settings.weight_decay,
+        epsilon=epsilon,
+        clip_norm=settings.clip_norm,
+        ema=settings.ema,
     )
-    # Across replicas XLA fails to place the variables.
-    several = tf.distribute.get_strategy().num_replicas_in_sync > 1
-    learner.compile(
-        optimizer=optimizer,
-        jit_compile=False if several else "auto",
-        steps_per_execution=optimization.execution_steps(steps_per_epoch),
-    )
-    return learner
 
 
 def _dimension_of(train: ImageDataset | None) -> int:
@@ -356,10 +379,10 @@ def _try_objectives(learner: MetricLearner, labels: np.ndarray) -> None:
     run begins."""
     shapes = learner.representation_shapes(learner.view_shape)
     generator = np.random.default_rng(0)
-    representations = {
-        name: keras.ops.convert_to_tensor(generator.random((len(labels), *shape[1:]), "float32"))
-        for name, shape in shapes.items()
-    }
+    representations = {}
+    for name, shape in shapes.items():
+        values = generator.random((len(labels), *shape[1:]), "float32")
+        representations[name] = ops.convert_to_tensor(values)
     # The scope keeps what an objective would remember of it, such as a metric, out of the run.
     with keras.StatelessScope():
         for objective in learner.objectives:
@@ -483,29 +506,18 @@ def build_components(
             experiment.seed,
         )
     if learner.towers:
-        tokenize: Any = getattr(
-            learner.towers["text"], "tokenize", np.asarray
-        )  # stored vectors are there already
         with user_errors(UserError, REASON, text_backbone=str(data.text_backbone)):
-            views = {
-                name: dataclasses.replace(of, texts=tokenize(of.texts))
-                for name, of in splits.views.items()
-            }
-            splits = dataclasses.replace(
-                splits, train=splits.train.with_tokens(tokenize), views=views
-            )
+            splits = _with_tokens(splits, learner)
     check_pairs(data, learner.objectives)
-    for term in learner.objectives:
-        if 0 < steps <= (start := getattr(term, "start", 0)):
-            raise UserError(
-                f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}"
-            )
+    _check_starts(learner, steps)
     if experiment.moment_embedder and not has_orders(learner):
         raise UserError("needs one horde(...) in objectives", moment_embedder=True)
     cache = plan_cache(data, splits, train_view, steps * sampler.batch_size)
-    run = experiment, RunFolder(experiment.run_dir), processes or workers.Processes()
+    folder = RunFolder(experiment.run_dir)
     return Components(
-        *run,
+        experiment,
+        folder,
+        processes or workers.Processes(),
         strategy,
         splits,
         sampler,
@@ -515,6 +527,26 @@ def build_components(
         learner,
         cache,
     )
+
+
+def _with_tokens(splits: Splits, learner: MetricLearner) -> Splits:
+    """Return splits whose texts are what the learner's embedder of texts reads."""
+    # Stored vectors are there already.
+    tokenize: Any = getattr(learner.towers["text"], "tokenize", np.asarray)
+    views = {}
+    for name, items in splits.views.items():
+        views[name] = dataclasses.replace(items, texts=tokenize(items.texts))
+    return dataclasses.replace(splits, train=splits.train.with_tokens(tokenize), views=views)
+
+
+def _check_starts(learner: MetricLearner, steps: int) -> None:
+    """Refuse a memory that starts after the last step."""
+    for term in learner.objectives:
+        start = getattr(term, "start", 0)
+        if 0 < steps <= start:
+            raise UserError(
+                f"{term.name}: its memory starts after {start:,} steps, and the run has {steps:,}"
+            )
 
 
 # Images that show how pooled features vary.
@@ -540,21 +572,23 @@ def start_from(path: str, learner: MetricLearner) -> None:
     Example:
         >>> start_from("runs/cars_jrd", learner)
     """
-    source, found = _read(Path(local_copy(path)).expanduser())
-    if not all(np.isfinite(array).all() for arrays in found.values() for array in arrays):
-        raise UserError(
-            "holds weights that are not finite: its run had diverged", start_from=source
-        )
+    source, stored = _read(Path(local_copy(path)).expanduser())
+    for arrays in stored.values():
+        if not all(np.isfinite(array).all() for array in arrays):
+            raise UserError(
+                "holds weights that are not finite: its run had diverged", start_from=source
+            )
     parts = checkpoints.parts(learner)
-    alike = [
-        part for part, weights in parts.items() if _shapes(weights) == _shapes(found.get(part, []))
-    ]
+    alike = []
+    for part, weights in parts.items():
+        if _shapes(weights) == _shapes(stored.get(part, [])):
+            alike.append(part)
     if "backbone" not in alike:
         raise UserError(
             "has another backbone than this run: use the same backbone", start_from=source
         )
     for part in alike:
-        for weight, array in zip(parts[part], found.get(part, []), strict=True):
+        for weight, array in zip(parts[part], stored.get(part, []), strict=True):
             workers.assign_here(weight, array)
     for objective in learner.objectives:
         objective.forget()  # of the images of the old run
@@ -590,23 +624,26 @@ def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
 
 def _arrays_of(path: Path) -> dict[str, Sequence[np.ndarray]]:
     if path.suffix == ".npz":
-        parts: dict[str, Any] = {}
-        arrays, _ = checkpoints.read(path)
-        for name in sorted(arrays):
-            parts.setdefault(name.rpartition("/")[0], []).append(arrays[name])
-        return {
-            part: weights for part, weights in parts.items() if part not in checkpoints.NOT_WEIGHTS
-        }
+        return _arrays_of_checkpoint(path)
     embedder = load_embedder(path)
     if not isinstance(embedder, Embedder):
         raise UserError(
             f"holds a {type(embedder).__name__}: name the run's embedder.keras", start_from=path
         )
-    parts = checkpoints.embedder_parts(embedder)
-    return {
-        part: [ops.convert_to_numpy(weight) for weight in weights]
-        for part, weights in parts.items()
-    }
+    parts: dict[str, Sequence[np.ndarray]] = {}
+    for part, weights in checkpoints.embedder_parts(embedder).items():
+        parts[part] = [ops.convert_to_numpy(weight) for weight in weights]
+    return parts
+
+
+def _arrays_of_checkpoint(path: Path) -> dict[str, Sequence[np.ndarray]]:
+    parts: dict[str, Any] = {}
+    arrays, _ = checkpoints.read(path)
+    for name in sorted(arrays):
+        part = name.rpartition("/")[0]
+        if part not in checkpoints.NOT_WEIGHTS:
+            parts.setdefault(part, []).append(arrays[name])
+    return parts
 
 
 def calibrate(
@@ -630,7 +667,7 @@ def calibrate(
     Raises:
         UserError: The projection cannot be whitened.
     """
-    calibrated = [o for o in learner.objectives if o.calibrates_on]
+    calibrated = [objective for objective in learner.objectives if objective.calibrates_on]
     if not calibrated and whiten is None:
         return
 
@@ -654,10 +691,8 @@ def _whiten(
 ) -> None:
     rows = np.unique(np.linspace(0, len(train) - 1, min(len(train), _MOST_WHITENED)).astype(int))
     batches = evaluation_batches(train.take(rows), view, EVALUATION_BATCH)
-    pooled, dim = (
-        represent_batches(embedder, ["pooled"], batches)[0]["pooled"],
-        embedder.embedding_dim,
-    )
+    pooled = represent_batches(embedder, ["pooled"], batches)[0]["pooled"]
+    dim = embedder.embedding_dim
     if dim >= len(pooled) or dim > pooled.shape[1]:
         text = (
             "head=whitened: %d pooled features of %d images are too few for %d dimensions: it "

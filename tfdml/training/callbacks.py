@@ -56,15 +56,15 @@ class TrainingMonitor(keras.callbacks.Callback):
         saved: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self.folder, self.steps_per_epoch = parts.folder, parts.steps_per_epoch
+        self.folder = parts.folder
+        self.steps_per_epoch = parts.steps_per_epoch
         self.steps_per_execution = parts.learner.steps_per_execution
-        self._parts, self._evaluator, self._interruption, self._saved = (
-            parts,
-            evaluator,
-            interruption,
-            saved,
-        )
-        self._processes, self._experiment = parts.processes, parts.experiment
+        self._parts = parts
+        self._evaluator = evaluator
+        self._interruption = interruption
+        self._saved = saved
+        self._processes = parts.processes
+        self._experiment = parts.experiment
         self.watcher = Watcher(parts)
         self.records: list[dict[str, Any]] = []
         self.step = 0
@@ -144,9 +144,8 @@ class TrainingMonitor(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         """Look at the batch, when it is time."""
         if self._processes.is_chief and self.watcher.is_due(self.step):
-            _ = (
-                self.model
-            )  # on JAX variables are with the learner only once a callback has asked for it
+            # On JAX variables are with the learner only once a callback has asked for it.
+            _ = self.model
             self.watcher.look(self.step, self._writer)
 
     def on_train_batch_end(self, batch, logs=None):
@@ -233,22 +232,22 @@ class TrainingMonitor(keras.callbacks.Callback):
     def _show_progress(self, loss: float) -> None:
         now = time.perf_counter()
         self._next_line = now + _NEXT_LINE
-        epochs, seconds = self._experiment.epochs, (now - self._compiled) / self._steps_timed
-        epoch, steps = -(-self.step // self.steps_per_epoch), epochs * self.steps_per_epoch
-        left = seconds * (steps - self.step) + (epochs - epoch + 1) * sum(self._closings) / max(
-            len(self._closings), 1
-        )
+        epochs = self._experiment.epochs
+        epoch = -(-self.step // self.steps_per_epoch)
+        steps = epochs * self.steps_per_epoch
+        seconds_per_step = (now - self._compiled) / self._steps_timed
+        seconds_per_closing = sum(self._closings) / max(len(self._closings), 1)
+        seconds_left = seconds_per_step * (steps - self.step)
+        seconds_left += seconds_per_closing * (epochs - epoch + 1)
         logging.info(
             "step %d of %d, epoch %d of %d: loss %.4g, %.3g s a step, about %s left",
-            *(
-                self.step,
-                steps,
-                epoch,
-                epochs,
-                loss,
-                seconds,
-                datetime.timedelta(seconds=round(left)),
-            ),
+            self.step,
+            steps,
+            epoch,
+            epochs,
+            loss,
+            seconds_per_step,
+            datetime.timedelta(seconds=round(seconds_left)),
         )
 
     def _keep_embedder(self) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import zipfile
@@ -23,13 +24,17 @@ from tfdml.models import Embedder, MetricLearner
 from tfdml.run_folder import RunFolder, checkpoint_path, list_checkpoints
 from tfdml.training.workers import Processes, assign_here
 
-_STATE, _SELECTED = _NOT_CHANGED = ("state", "selected")
+_STATE = "state"
+_SELECTED = "selected"
 # Values of a larger variable that are read at once.
 _BLOCK = 2**22
 # Characters of a message about the shapes of a checkpoint.
 _LONGEST = 200
 # Groups of arrays that are no part's weights.
-_METRICS, _OPTIMIZER, _OTHERS = NOT_WEIGHTS = ("metrics", "optimizer", "others")
+_METRICS = "metrics"
+_OPTIMIZER = "optimizer"
+_OTHERS = "others"
+NOT_WEIGHTS = (_METRICS, _OPTIMIZER, _OTHERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,18 +93,17 @@ def first_not_finite(learner: MetricLearner) -> str | None:
 def variables(learner: MetricLearner) -> dict[str, Any]:
     """Return what a step changes: weights, BatchNorm statistics, random states, metrics and the
     optimizer's slots."""
-    groups = parts(learner) | {
-        _METRICS: learner.metrics_variables,
-        _OPTIMIZER: learner.optimizer.variables,
-    }
-    grouped = {id(variable) for members in groups.values() for variable in members}
+    groups = parts(learner)
+    groups[_METRICS] = learner.metrics_variables
+    groups[_OPTIMIZER] = learner.optimizer.variables
+    grouped = {id(variable) for variable in itertools.chain(*groups.values())}
     groups[_OTHERS] = [variable for variable in learner.variables if id(variable) not in grouped]
-    # By position: paths hold counters that depend on what the process built before.
-    return {
-        f"{group}/{i:05d}": variable
-        for group, members in groups.items()
-        for i, variable in enumerate(members)
-    }
+    named = {}
+    for group, members in groups.items():
+        # By position: paths hold counters that depend on what the process built before.
+        for position, variable in enumerate(members):
+            named[f"{group}/{position:05d}"] = variable
+    return named
 
 
 def save(
@@ -204,24 +208,23 @@ def save_embedders(folder: RunFolder, learner: MetricLearner) -> None:
 
 
 def read(
-    path: Path, of: Callable[[IO[bytes]], Any] = np.lib.format.read_array
+    path: Path, read_member: Callable[[IO[bytes]], Any] = np.lib.format.read_array
 ) -> tuple[dict[str, Any], TrainingState]:
     """Return the arrays and the state of a checkpoint.
 
     Args:
         path: Where it lies.
-        of: What to return of the file of each array that a step changes, such as its shape.
+        read_member: Returns what is wanted of the file of each array that a step changes, such as
+            its shape.
 
     Raises:
         ValueError: It is damaged; the message says how.
     """
     try:
         with np.load(path) as file:
-            state, names = (
-                _state_of(file),
-                (name for name in file.files if not name.startswith(_NOT_CHANGED)),
-            )
-            arrays = {name: of(file.zip.open(f"{name}.npy")) for name in names}
+            state = _state_of(file)
+            names = [name for name in file.files if not name.startswith((_STATE, _SELECTED))]
+            arrays = {name: read_member(file.zip.open(f"{name}.npy")) for name in names}
     except Exception as error:  # damaged bytes raise a dozen types
         raise ValueError(
             f"{path.name} is damaged ({short_message(error, 'first', named=True)})"
@@ -265,7 +268,7 @@ def _newest(folder: Path, learner: MetricLearner) -> str:
     reasons = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            _check_fits(path, read(path, of=_shape)[0], learner)
+            _check_fits(path, read(path, _shape)[0], learner)
         except ValueError as error:
             logging.warning("%s; trying the one before", error)
             reasons.append(str(error))
@@ -296,7 +299,7 @@ def share_weights(processes: Processes, learner: MetricLearner) -> None:
         np.savez(packed, **arrays)  # type: ignore[arg-type]
         return packed.getvalue()
 
-    weights = [weight for members in parts(learner).values() for weight in members]
+    weights = list(itertools.chain(*parts(learner).values()))
     with np.load(io.BytesIO(processes.bytes_of_chief(pack))) as file:
         for name, weight in zip(sorted(file.files), weights, strict=True):
             assign_here(weight, file[name])

@@ -78,7 +78,9 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
     def __init__(self, schedule, steps, peak, shift=0):
         self.schedule = restore(schedule)
-        self.steps, self.peak, self.shift = int(steps), float(peak), int(shift)
+        self.steps = int(steps)
+        self.peak = float(peak)
+        self.shift = int(shift)
 
     def __call__(self, step):
         """Return the rate at a step."""
@@ -90,12 +92,9 @@ class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
 
     def get_config(self):
         """Return the arguments."""
-        callable_schedule = callable(self.schedule)
-        schedule = (
-            keras.saving.serialize_keras_object(self.schedule)
-            if callable_schedule
-            else self.schedule
-        )
+        schedule = self.schedule
+        if callable(schedule):
+            schedule = keras.saving.serialize_keras_object(schedule)
         return {"schedule": schedule, "steps": self.steps, "peak": self.peak, "shift": self.shift}
 
 
@@ -140,12 +139,11 @@ def rate_schedule(
         )
     length = max(total_steps - warm_up_steps, 1)
     if kind == "step":
-        schedule, shift = step_schedule(learning_rate, list(drop_steps), drop_factor), 0
+        schedule = step_schedule(learning_rate, list(drop_steps), drop_factor)
+        shift = 0
     else:
-        schedule, shift = (
-            keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final),
-            warm_up_steps,
-        )
+        schedule = keras.optimizers.schedules.CosineDecay(learning_rate, length, alpha=final)
+        shift = warm_up_steps
     return WarmUp(schedule, warm_up_steps, learning_rate, shift) if warm_up_steps else schedule
 
 
@@ -287,13 +285,12 @@ def averaged(learner) -> Iterator[None]:
         >>> with averaged(learner):
         ...     learner.embedder.save("embedder.keras")
     """
-    optimizer = getattr(
-        learner.optimizer, "inner_optimizer", learner.optimizer
-    )  # in Keras's LossScaleOptimizer
-    averages, pairs = getattr(optimizer, "averages", ()), list[tuple]()
-    if averages and int(
-        ops.convert_to_numpy(optimizer.iterations)
-    ):  # before the first step there are none
+    # It may be within Keras's LossScaleOptimizer.
+    optimizer = getattr(learner.optimizer, "inner_optimizer", learner.optimizer)
+    averages = getattr(optimizer, "averages", ())
+    pairs: list[tuple] = []
+    # Before the first step there are none.
+    if averages and int(ops.convert_to_numpy(optimizer.iterations)):
         pairs = list(zip(workarounds.trained_by(optimizer), averages, strict=True))
     trained = [ops.convert_to_numpy(variable) for variable, _ in pairs]
     for variable, average in pairs:
@@ -431,23 +428,29 @@ def build_optimizer(
         learner.build(learner.view_shape)
     parts = learner.parts()
     factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
-    by_id = {id(variable): factors[part] for part, members in parts.items() for variable in members}
+    factor_by_id: dict[int, float] = {}
+    for part, members in parts.items():
+        factor_by_id.update(dict.fromkeys(map(id, members), factors[part]))
     variables = learner.trainable_variables
-    drawn = learner.drawn_weight_ids
-    options = (
-        {"momentum": momentum} if name == "sgd" else {} if epsilon is None else {"epsilon": epsilon}
-    )
+    drawn_ids = learner.drawn_weight_ids
+    drawn = [index for index, variable in enumerate(variables) if id(variable) in drawn_ids]
+    undecayed = [index for index, variable in enumerate(variables) if not takes_decay(variable)]
+    options = {}
+    if name == "sgd":
+        options["momentum"] = momentum
+    elif epsilon is not None:
+        options["epsilon"] = epsilon
     # Without Keras's weight decay: see `PartRates`.
     optimizer = _CLASSES[name](learning_rate, **options)
-    decoupled = isinstance(optimizer, keras.optimizers.AdamW)
+    is_decoupled = isinstance(optimizer, keras.optimizers.AdamW)
+    decay = "decoupled_decay" if is_decoupled else "coupled_decay"
     optimizer.part_settings = PartSettings(
-        factors=[by_id.get(id(variable), 1.0) for variable in variables],
-        coupled_decay=0.0 if decoupled else weight_decay,
-        decoupled_decay=weight_decay if decoupled else 0.0,
+        factors=[factor_by_id.get(id(variable), 1.0) for variable in variables],
         norm=clip_norm or None,
         ema=ema,
-        drawn=[index for index, variable in enumerate(variables) if id(variable) in drawn],
-        undecayed=[i for i, variable in enumerate(variables) if not takes_decay(variable)],
+        drawn=drawn,
+        undecayed=undecayed,
+        **{decay: weight_decay},
     )
     optimizer.build(variables)
     return optimizer

@@ -69,18 +69,17 @@ def selected_epoch(records: Records, selection: str, metric: str = "map@r") -> i
         ...     0.4])], "test")
         1
     """
-    best, highest_rate, chosen = -1.0, 0.0, records[-1]["epoch"]
+    selected = records[-1]["epoch"]
     if selection == "last":
-        return chosen
+        return selected
+    best, highest_rate = -1.0, 0.0
     for record in records[1:]:
-        value, rate = (
-            _value(record.get(selection, {}), metric, -1.0),
-            record.get("learning_rate", 0.0),
-        )
+        value = _value(record.get(selection, {}), metric, -1.0)
+        rate = record.get("learning_rate", 0.0)
         highest_rate = max(highest_rate, rate)
         if value > best or (value == best >= 0 and rate < highest_rate):
-            best, chosen = value, record["epoch"]
-    return chosen
+            best, selected = value, record["epoch"]
+    return selected
 
 
 def _value(metrics: Mapping[str, Any], metric: str, default: float) -> float:
@@ -167,19 +166,20 @@ class Evaluator:
         images: ImageDataset = getattr(self.splits, name)
         together = together and self.processes.count <= len(images)
         rows = self.processes.part(len(images)) if together else slice(0, len(images))
+        embeddings = embed(model, self._batches_of(name, images, rows))
+        return self.processes.gather(embeddings) if together else embeddings
+
+    def _batches_of(self, name: str, images: ImageDataset, rows: slice) -> tf.data.Dataset:
+        """Return the batches of some rows of a split, which are made once."""
         key = name, rows.start, rows.stop
         if key not in self._batches:
-            part = (
-                images
-                if rows == slice(0, len(images))
-                else images.take(np.arange(len(images))[rows])
-            )
-            batches = evaluation_batches(part, self.view, EVALUATION_BATCH)
-            self._batches[key] = own_threads(
-                batches.cache() if self.cache and name != "train" else batches
-            )
-        embeddings = embed(model, self._batches[key])
-        return self.processes.gather(embeddings) if together else embeddings
+            if rows != slice(0, len(images)):
+                images = images.take(np.arange(len(images))[rows])
+            batches = evaluation_batches(images, self.view, EVALUATION_BATCH)
+            if self.cache and name != "train":
+                batches = batches.cache()
+            self._batches[key] = own_threads(batches)
+        return self._batches[key]
 
     def embed_texts(self, learner: MetricLearner, name: str) -> np.ndarray | None:
         """Return the embeddings of a split's texts, each once, (M, d) float32; None where there are
@@ -204,30 +204,45 @@ class Evaluator:
         With those of its texts also `text_to_image/recall@1` and the like, with `intervals` and
         `chance` among them.
         """
-        images, result = getattr(self.splits, name), {}
-        direction, _, own = self.settings.selection_metric.rpartition("/")
-        added = () if own in USUAL_METRICS + PAIR_METRICS else (own,)
+        images: ImageDataset = getattr(self.splits, name)
+        result: dict[str, Any] = {}
+        direction, _, metric = self.settings.selection_metric.rpartition("/")
+        added = () if metric in USUAL_METRICS + PAIR_METRICS else (metric,)
         if self.splits.searched_by_images(name):
             ks = ks_within(self.settings.ks, images_to_search(images))
             names = metrics if direction else (*metrics, *added)
             result = evaluate_dataset(embeddings, images, ks=ks, metrics=names, **options)
         if texts is None:
             return result
-        items, intervals = self.splits.views[name], options.get("intervals")
-        measured = evaluate_views(
-            *(embeddings, texts, items.image_labels, items.text_labels),
-            ks=ks_within(self.settings.ks, min(len(embeddings), len(texts))),
-            metrics=("recall", "map", *(added if direction else ())),
-            intervals=intervals,
-        )
+        of_texts = ("recall", "map", *added) if direction else ("recall", "map")
+        intervals = options.get("intervals")
+        measured = self._measure_views(embeddings, name, texts, of_texts, intervals)
         result |= _by_direction(measured)
         if intervals:
-            result["chance"], of_views = (
-                _by_direction({side: measures[part] for side, measures in measured.items()})
-                for part in ("chance", "intervals")
-            )
+            result["chance"] = _by_direction(_part_of_each(measured, "chance"))
+            of_views = _by_direction(_part_of_each(measured, "intervals"))
             result["intervals"] = result.get("intervals", {}) | of_views
         return result
+
+    def _measure_views(
+        self,
+        embeddings: np.ndarray,
+        name: str,
+        texts: np.ndarray,
+        metrics: tuple[str, ...],
+        intervals: Any,
+    ) -> Mapping[str, Mapping[str, Any]]:
+        """Return how images and texts of a split find each other, by direction."""
+        items = self.splits.views[name]
+        return evaluate_views(
+            embeddings,
+            texts,
+            items.image_labels,
+            items.text_labels,
+            ks=ks_within(self.settings.ks, min(len(embeddings), len(texts))),
+            metrics=metrics,
+            intervals=intervals,
+        )
 
     def each_epoch(self, learner: MetricLearner, epoch: int, last: int) -> dict[str, dict]:
         """Return the metrics of every split, in the epochs that measure: before the first, every so
@@ -260,9 +275,8 @@ class Evaluator:
         """
         model = MomentEmbedder.from_learner(learner)
         features = self.embed(compiled(model, model.features), "test", together=False)
-        parts = {str(order): part for order, part in model.by_order(features).items()} | {
-            "all": features
-        }
+        parts = {str(order): part for order, part in model.by_order(features).items()}
+        parts["all"] = features
         return {order: self.measure(part, "test", ("recall",)) for order, part in parts.items()}
 
     def write_moments(self, learner: MetricLearner, folder: RunFolder) -> dict[str, Any]:
@@ -279,12 +293,17 @@ class Evaluator:
 def _by_direction(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return fractions or intervals of both directions under names such as
     `text_to_image/recall@1`."""
-    return {
-        f"{direction}/{name}": value
-        for direction, measures in measured.items()
-        for name, value in measures.items()
-        if isinstance(value, float | tuple)
-    }
+    named = {}
+    for direction, measures in measured.items():
+        for name, value in measures.items():
+            if isinstance(value, float | tuple):
+                named[f"{direction}/{name}"] = value
+    return named
+
+
+def _part_of_each(measured: Mapping[str, Mapping[str, Any]], part: str) -> dict[str, Any]:
+    """Return one part of what was measured in each direction."""
+    return {direction: measures[part] for direction, measures in measured.items()}
 
 
 def format_metrics(metrics: Mapping[str, Any]) -> str:
@@ -316,7 +335,9 @@ class TrainingRun:
         runs: Sequence[TrainingRun] = (),
         embeddings: Mapping[str, np.ndarray] = {},
     ):
-        self.experiment, self.result, self.runs = experiment, result, tuple(runs)
+        self.experiment = experiment
+        self.result = result
+        self.runs = tuple(runs)
         self._embeddings = dict(embeddings)
 
     @property
@@ -392,19 +413,10 @@ def write_results(
         UserError: A file cannot be written.
     """
     processes, splits = evaluator.processes, evaluator.splits
-    folder, records, selection = RunFolder(experiment.run_dir), state.records, experiment.selection
-    epoch = processes.of_chief(
-        lambda: selected_epoch(records, selection, experiment.selection_metric)
-    )
-    last = epoch == records[-1]["epoch"]
-    if not last:
-        for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
-            assign_here(weight, value)
+    epoch = _restore_selected(experiment, learner, processes, state)
+    folder = RunFolder(experiment.run_dir)
     if processes.is_chief:
-        for warning in saturation_warnings(records, selection, experiment.selection_metric):
-            logging.warning("%s", warning)
-        logging.info("the embedder is that of epoch %d", epoch)
-        checkpoints.save_embedders(folder, learner)
+        _write_embedders(experiment, learner, state.records, epoch)
         if splits.test is not None:
             logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
@@ -413,14 +425,13 @@ def write_results(
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = {
-            **_result(experiment, evaluator, embeddings.get("test"), texts, records, epoch),
-            "seconds": seconds,
-        }
+        result = _result(experiment, evaluator, embeddings.get("test"), texts, state.records, epoch)
+        result["seconds"] = seconds
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
-        if has_orders(learner) and last and splits.test is not None:
+        is_last = epoch == state.records[-1]["epoch"]
+        if is_last and has_orders(learner) and splits.test is not None:
             result["metrics_orders"] = evaluator.moments(learner)
         if experiment.moment_embedder:
             result["metrics_moments"] = evaluator.write_moments(learner, folder)
@@ -428,6 +439,29 @@ def write_results(
     run = TrainingRun(experiment, result, embeddings=embeddings)
     run.splits = splits
     return run
+
+
+def _restore_selected(
+    experiment: Experiment, learner: MetricLearner, processes: Processes, state: TrainingState
+) -> int:
+    """Give a learner the embedder of the selected epoch, and return that epoch."""
+    epoch = processes.of_chief(
+        lambda: selected_epoch(state.records, experiment.selection, experiment.selection_metric)
+    )
+    if epoch != state.records[-1]["epoch"]:
+        for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
+            assign_here(weight, value)
+    return epoch
+
+
+def _write_embedders(
+    experiment: Experiment, learner: MetricLearner, records: Records, epoch: int
+) -> None:
+    selection, metric = experiment.selection, experiment.selection_metric
+    for warning in saturation_warnings(records, selection, metric):
+        logging.warning("%s", warning)
+    logging.info("the embedder is that of epoch %d", epoch)
+    checkpoints.save_embedders(RunFolder(experiment.run_dir), learner)
 
 
 def _result(
@@ -440,47 +474,62 @@ def _result(
 ) -> dict[str, Any]:
     """Return the results of an embedder; those of each query are written. Without test images
     nothing is measured."""
-    splits = evaluator.splits
-    test, selection, metric = splits.test, experiment.selection, experiment.selection_metric
     rates = [record["images_per_second"] for record in records if "images_per_second" in record]
+    seconds = sum(record.get("seconds", 0.0) for record in records)
+    speed = float(np.median(rates)) if rates else None
     result: dict[str, Any] = {
         "dataset": experiment.data_name,
         "epoch": epoch,
         "steps": records[-1]["step"],
-        "train_seconds": sum(record.get("seconds", 0.0) for record in records),
-        "images_per_second": float(np.median(rates)) if rates else None,
+        "train_seconds": seconds,
+        "images_per_second": speed,
     }
-    if test is None or embeddings is None:
-        about = (
-            f"trained on all {splits.train.num_classes} classes of {experiment.data_name}, and "
-            "measured on none: "
-        )
-        about += f"the metrics are those of {experiment.final_of}"
-        empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
-        return result | empty | {"protocol": about, "selection": _SELECTION["last"]}
+    splits = evaluator.splits
+    if splits.test is None or embeddings is None:
+        return result | _unmeasured(experiment, splits)
+    measured = _measured(experiment, evaluator, splits.test, embeddings, texts)
+    return result | measured | {"metrics_before": records[0].get("test", {})}
+
+
+def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
+    """Return what a result holds of a final model, which has no test images."""
+    classes = f"all {splits.train.num_classes} classes of {experiment.data_name}"
+    metrics = f"the metrics are those of {experiment.final_of}"
+    protocol = f"trained on {classes}, and measured on none: {metrics}"
+    empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
+    return empty | {"protocol": protocol, "selection": _SELECTION["last"]}
+
+
+def _measured(
+    experiment: Experiment,
+    evaluator: Evaluator,
+    test: ImageDataset,
+    embeddings: np.ndarray,
+    texts: np.ndarray | None,
+) -> dict[str, Any]:
+    """Return what a result holds of test images, and write the metrics of each query."""
+    in_lists = test.protocol is not None and test.protocol.lists
+    names = RETRIEVAL if in_lists else RETRIEVAL + CLUSTERING
     values: dict[str, np.ndarray] = {}
-    names = (
-        RETRIEVAL if test.protocol is not None and test.protocol.lists else RETRIEVAL + CLUSTERING
-    )
     metrics = evaluator.measure(
         embeddings, "test", names, texts, intervals="classes", values=values
     )
-    QueryValues.of(test, values, experiment.data_dir).write(RunFolder(experiment.run_dir).queries)
-    protocol = _PROTOCOL
-    if texts is not None:
-        protocol += _TEXTS.format(images=len(embeddings), texts=len(texts))
-        result["chance"] = metrics.pop("chance")
+    queries = QueryValues.of(test, values, experiment.data_dir)
+    queries.write(RunFolder(experiment.run_dir).queries)
+    result = {"intervals": metrics.pop("intervals"), "metrics": metrics}
     how = "all-to-all" if test.is_query is None else "queries against gallery"
+    classes = evaluator.splits.train.num_classes
+    result["protocol"] = _PROTOCOL.format(train=classes, test=test.num_classes, how=how)
+    if texts is not None:
+        result["protocol"] += _TEXTS.format(images=len(embeddings), texts=len(texts))
+        result["chance"] = metrics.pop("chance")
+    selection, metric = experiment.selection, experiment.selection_metric
     if test.pairs is not None:
         usual = next((name for name in ("triplet_accuracy", "auc") if name in metrics), "map@r")
         result["primary"] = usual if selection == "last" else metric
-    return result | {
-        "intervals": metrics.pop("intervals"),
-        "metrics": metrics,
-        "metrics_before": records[0].get("test", {}),
-        "protocol": protocol.format(train=splits.train.num_classes, test=test.num_classes, how=how),
-        "selection": _SELECTION[selection] + (f", by {metric}" if selection != "last" else ""),
-    }
+    by_metric = "" if selection == "last" else f", by {metric}"
+    result["selection"] = _SELECTION[selection] + by_metric
+    return result
 
 
 def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
@@ -495,50 +544,60 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
         classes; `intervals_runs` (`student_interval`): how it would with other seeds or folds;
         `runs`, a row for each; `dataset`, `protocol`, `selection`, and the seconds of all.
     """
-    results = {name: run.result for name, run in runs.items()}
-    every, values = (
-        list(results.values()),
-        [QueryValues.read(run.folder.queries) for run in runs.values()],
-    )
-    means = {
-        part: _means([result[part] for result in every]) for part in ("metrics", "metrics_before")
-    }
-    shared = [name for name in values[0].values if all(name in of.values for of in values)]
-    of_queries = {name: np.mean([of.values[name] for of in values], axis=0) for name in shared}
-    over_runs: dict[str, Interval] = {
-        name: student_interval([result["metrics"][name] for result in every])
-        for name, mean in means["metrics"].items()
-        if isinstance(mean, float)
-    }
-    rows = ("epoch", "steps", "metrics", "train_seconds", "images_per_second")
-    return {
-        **{
-            name: every[0][name]
-            for name in ("dataset", "protocol", "selection", "chance")
-            if name in every[0]
-        },
-        **means,
-        "intervals": confidence_intervals(of_queries, values[0].labels),
-        "intervals_runs": over_runs,
-        "train_seconds": sum(result["train_seconds"] for result in every),
-        "seconds": sum(result["seconds"] for result in every),
-        "runs": [
-            {"run": name, **{row: result.get(row) for row in rows}}
-            for name, result in results.items()
-        ],
-    }
+    results = [run.result for run in runs.values()]
+    names = ("dataset", "protocol", "selection", "chance")
+    combined = {name: results[0][name] for name in names if name in results[0]}
+    for part in ("metrics", "metrics_before"):
+        combined[part] = _means([result[part] for result in results])
+    combined["intervals"] = _intervals_over_classes(list(runs.values()))
+    combined["intervals_runs"] = _intervals_over_runs(results, combined["metrics"])
+    for part in ("train_seconds", "seconds"):
+        combined[part] = sum(result[part] for result in results)
+    combined["runs"] = [_row(name, run.result) for name, run in runs.items()]
+    return combined
+
+
+def _row(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row of a run in the results of several."""
+    columns = ("epoch", "steps", "metrics", "train_seconds", "images_per_second")
+    return {"run": name, **{column: result.get(column) for column in columns}}
+
+
+def _intervals_over_classes(runs: Sequence[TrainingRun]) -> dict[str, Interval]:
+    """Return the intervals of each query's mean over the runs, for metrics that all have."""
+    queries = [QueryValues.read(run.folder.queries) for run in runs]
+    means = {}
+    for name in _shared_names([run.values for run in queries]):
+        means[name] = np.mean([run.values[name] for run in queries], axis=0)
+    return confidence_intervals(means, queries[0].labels)
+
+
+def _intervals_over_runs(
+    results: Sequence[Mapping[str, Any]], means: Mapping[str, Any]
+) -> dict[str, Interval]:
+    """Return the interval of each metric that is a fraction."""
+    intervals = {}
+    for name, mean in means.items():
+        if isinstance(mean, float):
+            intervals[name] = student_interval([result["metrics"][name] for result in results])
+    return intervals
+
+
+def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names that all have, in the order of the first."""
+    shared = set.intersection(*map(set, mappings))
+    return [name for name in mappings[0] if name in shared]
 
 
 def _means(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the mean of each metric that all have; counts, which are those of the images, as they
     are."""
-    names = [name for name in metrics[0] if all(name in of for of in metrics)]
-    return {
-        name: metrics[0][name]
-        if isinstance(metrics[0][name], int)
-        else sum(of[name] for of in metrics) / len(metrics)
-        for name in names
-    }
+    means = {}
+    for name in _shared_names(metrics):
+        means[name] = metrics[0][name]
+        if not isinstance(means[name], int):
+            means[name] = sum(values[name] for values in metrics) / len(metrics)
+    return means
 
 
 def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:

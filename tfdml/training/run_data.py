@@ -90,23 +90,27 @@ class Splits:
         Args:
             directory: Where the data set lies; names count from there.
         """
-        return {
-            name: {
-                # An image with several texts has several rows.
-                "images": len(set(split.names)),
-                "classes": split.num_classes,
-                "names and labels": ImageTable.of([split], directory).checksum(),
-                "content": images_checksum(split.images),
-                **({} if split.pairs is None else {"pairs": split.pairs.checksum()}),
-                **(
-                    {}
-                    if split.texts is None
-                    else {"texts": hashlib.sha256("\0".join(split.texts).encode()).hexdigest()}
-                ),
-                **({"dropped": list(self.dropped)} if self.dropped and name == "train" else {}),
-            }
-            for name, split in ({"train": self.train} | self.evaluated()).items()
-        }
+        splits = {"train": self.train} | self.evaluated()
+        described = {name: _identity(split, directory) for name, split in splits.items()}
+        if self.dropped:
+            described["train"]["dropped"] = list(self.dropped)
+        return described
+
+
+def _identity(split: ImageDataset, directory: str) -> dict[str, Any]:
+    table = ImageTable.of([split], directory)
+    identity = {
+        # An image with several texts has several rows.
+        "images": len(set(split.names)),
+        "classes": split.num_classes,
+        "names and labels": table.checksum(),
+        "content": images_checksum(split.images),
+    }
+    if split.pairs is not None:
+        identity["pairs"] = split.pairs.checksum()
+    if split.texts is not None:
+        identity["texts"] = hashlib.sha256("\0".join(split.texts).encode()).hexdigest()
+    return identity
 
 
 def load_splits(settings: DataSettings, seed: int) -> Splits:
@@ -119,24 +123,14 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    options, directory = settings.dataset_options, plain_path(settings.data_dir)
-    if settings.features:
-        texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
-        with user_errors(TypeError, f"of features: {REASON}", dataset_options=str(options)):
-            train, test = vector_splits(
-                settings.features, directory, **options, texts=texts
-            ).values()
-    else:
-        train, test = (
-            data.load(settings.dataset, directory or None, split, **options)
-            for split in ("train", "test")
-        )
-    train, dropped = (
-        leave_out(train, test, settings.drop, directory) if settings.drop else (train, ())
-    )
+    train, test = _read_splits(settings)
+    dropped: tuple[str, ...] = ()
+    if settings.drop:
+        train, dropped = leave_out(train, test, settings.drop, plain_path(settings.data_dir))
     if not settings.features:
         how = "decode" if settings.bad_images == "skip" else "headers"
-        train, test = (check(split, settings.bad_images, how) for split in (train, test))
+        train = check(train, settings.bad_images, how)
+        test = check(test, settings.bad_images, how)
     if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info(
             "%s has no texts: those of its images are the names of their classes", train.name
@@ -146,25 +140,43 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
         logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
     if settings.final_of:
         train = train.join(test)
-    if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
-        name, advice = (
-            next(iter(train.class_names.values())),
-            "name a folder or list with two or more",
-        )
-        raise UserError(
-            f"the training images of {train.name} have one class only, {name!r}; {advice}"
-        )
+    _refuse_one_class(train)
     train, validation = split_training_classes(
         train, settings.holdout_classes, seed, settings.holdout_sampling
     )
     unseen = None if settings.final_of else test
     splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
-    if not settings.text_backbone:
-        return splits
+    return _with_views(splits) if settings.text_backbone else splits
+
+
+def _read_splits(settings: DataSettings) -> tuple[ImageDataset, ImageDataset]:
+    """Return the training and the test images that settings name."""
+    options, directory = settings.dataset_options, plain_path(settings.data_dir)
+    if not settings.features:
+        train = data.load(settings.dataset, directory or None, "train", **options)
+        return train, data.load(settings.dataset, directory or None, "test", **options)
+    texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
+    with user_errors(TypeError, f"of features: {REASON}", dataset_options=str(options)):
+        splits = vector_splits(settings.features, directory, **options, texts=texts)
+    return splits["train"], splits["test"]
+
+
+def _refuse_one_class(train: ImageDataset) -> None:
+    if train.num_classes == 1 and train.pairs is None and train.label_rows is None:
+        name = next(iter(train.class_names.values()))
+        raise UserError(
+            f"the training images of {train.name} have one class only, {name!r}; name a folder or "
+            "list with two or more"
+        )
+
+
+def _with_views(splits: Splits) -> Splits:
+    """Return splits with their images and texts as views, and each image once where it is
+    measured."""
     views = {name: ViewItems.of(split) for name, split in splits.evaluated().items()}
-    once: dict[str, Any] = {
-        name: getattr(splits, name).take(items.rows) for name, items in views.items()
-    }
+    once: dict[str, Any] = {}
+    for name, items in views.items():
+        once[name] = getattr(splits, name).take(items.rows)
     return dataclasses.replace(splits, **once, views=views)
 
 
@@ -185,9 +197,9 @@ def leave_out(
             `train`.
     """
     named = set(map(composed, read_drops(os.path.expanduser(drop))))
-    tables = [ImageTable.of([split], os.path.expanduser(directory)) for split in (train, test)]
-    names, others = (list(map(composed, table.names)) for table in tables)
-    if unknown := sorted(named.difference(names, others)):
+    names = _composed_names(train, directory)
+    test_names = _composed_names(test, directory)
+    if unknown := sorted(named.difference(names, test_names)):
         raise UserError(
             f"names {len(unknown):,} images that {train.name} does not have, such as "
             f"{unknown[0]!r}: correct the names, or take out the rows",
@@ -196,16 +208,16 @@ def leave_out(
     kept = [row for row, name in enumerate(names) if name not in named]
     if not kept:
         raise UserError("leaves no training image", drop=drop)
-    logging.info(
-        "drop=%s leaves out %s of %s training images; %s test images that it names stay",
-        *(
-            drop,
-            f"{len(names) - len(kept):,}",
-            f"{len(names):,}",
-            f"{len(named.intersection(others)):,}",
-        ),
-    )
+    share = f"{len(names) - len(kept):,} of {len(names):,}"
+    staying = f"{len(named.intersection(test_names)):,}"
+    text = "drop=%s leaves out %s training images; %s test images that it names stay"
+    logging.info(text, drop, share, staying)
     return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
+
+
+def _composed_names(split: ImageDataset, directory: str) -> list[str]:
+    table = ImageTable.of([split], os.path.expanduser(directory))
+    return list(map(composed, table.names))
 
 
 def vector_splits(
@@ -239,50 +251,30 @@ def vector_splits(
         check_share(test_fraction=test_fraction)
     path = os.path.expanduser(path)
     stored = read_embeddings(path)
-    names = stored.names
-    tokens = _text_vectors(os.path.expanduser(texts), stored) if texts else None
-    labels, roles, given, protocol = stored.labels, stored.roles, None, None
+    _refuse_not_finite(stored, features=path)
+    columns: dict[str, Any] = {}
+    if texts:
+        columns["tokens"] = _text_vectors(os.path.expanduser(texts), stored)
     if pairs:
-        table = Table("features", path, {"path": list(names)})
-        given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
-        if labels is None:
-            labels, protocol = (
-                linked_classes(given, len(names)),
-                similar_images(given, len(names), junk),
-            )
-    if test_fraction is None:
-        labels = np.arange(len(stored)) if labels is None else labels
-        roles = np.full(len(stored), "test") if roles is None else roles
-    if labels is None:
-        raise UserError(
-            "has no labels: put the class of each vector there, as label or labels", features=path
-        )
-    bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
-    if len(bad):
-        raise UserError(
-            f"{len(bad):,} vectors are not finite, the first in row {bad[0]:,}", features=path
-        )
-    if roles is None:
-        assert test_fraction is not None
-        classes = split_classes(
-            "features", path, np.unique(labels).tolist(), test_fraction, "a column role"
-        )
-        roles = np.where(np.isin(labels, classes["train"]), "train", "test")
-    stored = dataclasses.replace(stored, labels=labels, roles=roles)
+        stored, columns = _with_given_pairs(stored, path, pairs, columns)
+    stored = _with_split(stored, path, test_fraction)
     splits = {}
     for split in ("train", "test"):
-        rows = np.flatnonzero((roles == "train") == (split == "train"))
+        rows = np.flatnonzero((stored.roles == "train") == (split == "train"))
         if len(rows) or test_fraction is not None:
-            own: dict[str, Any] = {
-                "pairs": given and given.take(rows, len(names)),
-                "protocol": protocol and protocol.take(rows),
-            }
-            own["tokens"] = None if tokens is None else np.asarray(tokens[rows], np.float32)
-            splits[split] = _vectors_of(stored.split(split), split, folder, **own)
+            splits[split] = _vectors_of(stored, split, folder, rows, columns)
     if len(splits) == 2:
         shared = np.intersect1d(splits["train"].classes, splits["test"].classes)
         warn_shared_classes("features", path, shared.tolist())
     return splits
+
+
+def _refuse_not_finite(stored: StoredEmbeddings, **argument: str) -> None:
+    bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
+    if len(bad):
+        raise UserError(
+            f"{len(bad):,} vectors are not finite, the first in row {bad[0]:,}", **argument
+        )
 
 
 def _text_vectors(path: str, stored: StoredEmbeddings) -> np.ndarray:
@@ -293,6 +285,7 @@ def _text_vectors(path: str, stored: StoredEmbeddings) -> np.ndarray:
             f"{path} has {len(texts):,} vectors of texts, and features={stored.source} "
             f"{len(stored):,} of images"
         )
+    _refuse_not_finite(texts, text_backbone=path)
     names = list(map(composed, stored.names))
     text_names = list(map(composed, texts.names))
     if not (stored.has_names and texts.has_names) or names == text_names:
@@ -307,17 +300,69 @@ def _text_vectors(path: str, stored: StoredEmbeddings) -> np.ndarray:
     return texts.embeddings[[row_of[name] for name in names]]
 
 
-def _vectors_of(stored: StoredEmbeddings, split: str, folder: str, **columns: Any) -> ImageDataset:
-    images = VectorImages(stored.embeddings, stored.names, folder)
-    assert stored.labels is not None
-    class_names = {
-        label: stored.class_names.get(label, str(label))
-        for label in np.unique(stored.labels).tolist()
-    }
-    columns |= {"is_query": stored.is_query, "groups": stored.groups}
-    return ImageDataset(
-        Path(stored.source).stem, split, images, stored.labels, class_names, **columns
-    )
+def _with_given_pairs(
+    stored: StoredEmbeddings, path: str, pairs: str, columns: Mapping[str, Any]
+) -> tuple[StoredEmbeddings, dict[str, Any]]:
+    """Return stored vectors and their columns with the pairs of a file; without labels, linked
+    vectors are a class."""
+    count = len(stored.names)
+    table = Table("features", path, {"path": list(stored.names)})
+    given, junk = read_pairs(os.path.join(os.path.dirname(path), pairs), table)
+    columns = {**columns, "pairs": given}
+    if stored.labels is None:
+        columns["protocol"] = similar_images(given, count, junk)
+        stored = dataclasses.replace(stored, labels=linked_classes(given, count))
+    return stored, columns
+
+
+def _with_split(
+    stored: StoredEmbeddings, path: str, test_fraction: float | None
+) -> StoredEmbeddings:
+    """Return stored vectors with labels, and with roles that are their split."""
+    labels, roles = stored.labels, stored.roles
+    if test_fraction is None:
+        labels = np.arange(len(stored)) if labels is None else labels
+        roles = np.full(len(stored), "test") if roles is None else roles
+    if labels is None:
+        raise UserError(
+            "has no labels: put the class of each vector there, as label or labels",
+            features=path,
+        )
+    if roles is None:
+        assert test_fraction is not None
+        classes = split_classes(
+            "features", path, np.unique(labels).tolist(), test_fraction, "a column role"
+        )
+        roles = np.where(np.isin(labels, classes["train"]), "train", "test")
+    return dataclasses.replace(stored, labels=labels, roles=roles)
+
+
+def _vectors_of(
+    stored: StoredEmbeddings, split: str, folder: str, rows: np.ndarray, columns: Mapping[str, Any]
+) -> ImageDataset:
+    """Return the vectors of a split as a data set.
+
+    Args:
+        stored: All vectors.
+        split: The split.
+        folder: Where the images lie that the names are of.
+        rows: Those of the split.
+        columns: What else there is of all vectors: `pairs`, `protocol` or `tokens`.
+    """
+    part = stored.split(split)
+    assert part.labels is not None
+    images = VectorImages(part.embeddings, part.names, folder)
+    classes = np.unique(part.labels).tolist()
+    class_names = {label: part.class_names.get(label, str(label)) for label in classes}
+    own: dict[str, Any] = {"is_query": part.is_query, "groups": part.groups}
+    if "pairs" in columns:
+        own["pairs"] = columns["pairs"].take(rows, len(stored.names))
+    if "protocol" in columns:
+        own["protocol"] = columns["protocol"].take(rows)
+    if "tokens" in columns:
+        own["tokens"] = np.asarray(columns["tokens"][rows], np.float32)
+    name = Path(part.source).stem
+    return ImageDataset(name, split, images, part.labels, class_names, **own)
 
 
 def split_training_classes(
@@ -594,12 +639,14 @@ def plan_cache(
     spare, kept = memory_to_spare(CACHE_LIMIT_MB), settings.cache == "true"
     if settings.cache == "auto":
         kept = images_drawn >= 2 * len(splits.train) and images + views <= spare
-    how = "both are kept" if kept else "neither is kept"
+    decision = "both are kept" if kept else "neither is kept"
+    images_size = f"{images / MEGABYTE:,.1f} MB"
+    views_size = f"{views / MEGABYTE:,.1f} MB"
+    spare_size = f"{spare / MEGABYTE:,.0f} MB"
     return CachePlan(
         kept,
-        f"--cache={settings.cache}: training images take about {images / MEGABYTE:,.1f} MB "
-        "decoded, evaluation views "
-        f"{views / MEGABYTE:,.1f} MB; {spare / MEGABYTE:,.0f} MB may be used: {how}",
+        f"--cache={settings.cache}: training images take about {images_size} decoded, evaluation "
+        f"views {views_size}; {spare_size} may be used: {decision}",
     )
 
 

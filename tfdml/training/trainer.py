@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import functools
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -100,57 +101,99 @@ def train(
         Interruption() as interruption,
         processes.ending_together(),
         contextlib.ExitStack() as owned,
+        _telling_what_is_left(folder, processes),
     ):
-        try:
-            _check_alike(experiment, processes)
-            # A run that was killed before its flags were written is as good as none.
-            resume = processes.of_chief(lambda: resume and not folder.is_untouched())
-            if not resume:
-                processes.of_chief(lambda: _check_new(folder, experiment))
-            else:
-                processes.of_chief(lambda: experiment.check_resumes())
-                if processes.is_chief:
-                    owned.enter_context(folder.locked())
-                result = processes.of_chief(lambda: _finished(folder, experiment))
-                if result is not None:
-                    return TrainingRun(experiment, result) if processes.is_chief else None
-            trainer = Trainer(experiment, processes, interruption, saved)
-            if not resume:
-                for line in final_length(trainer.parts):
-                    logging.info("%s", line)
-                trainer.load_initial_weights()
-                if processes.is_chief:
-                    owned.enter_context(folder.created(experiment.as_flags()))
-            try:
-                trainer.describe()
-                if not (resume and trainer.restore()):
-                    if resume:
-                        trainer.load_initial_weights()
-                    trainer.calibrate()
-                if finish:
-                    trainer.end()
-                else:
-                    trainer.fit()
-                return trainer.finish()
-            except Exception as error:
-                lost = isinstance(error, workers.LOST)
-                if not resume and trainer.monitor.step == 0 and processes.is_chief and not lost:
-                    shutil.rmtree(folder.path, ignore_errors=True)  # nothing was trained
-                raise
-        except Interrupted as stop:
-            of_chief = f"the run is that of worker 0 ({processes.addresses[0]})"
-            stop.left = folder.how_far() if processes.is_chief else of_chief
-            raise
+        _check_alike(experiment, processes)
+        state = open_run(experiment, resume, processes, owned)
+        if state is RunState.FINISHED:
+            return _finished_run(experiment) if processes.is_chief else None
+        trainer = Trainer(experiment, processes, interruption, saved)
+        if state is RunState.NEW:
+            trainer.create_folder(owned)
+        trainer.describe()
+        trainer.start()
+        if finish:
+            trainer.end()
+        else:
+            trainer.fit()
+        return trainer.finish()
 
 
-def _finished(folder: RunFolder, experiment: Experiment) -> dict[str, Any] | None:
-    """Return the result of a run that has nothing left to do; None of another."""
-    files = [folder.embedder, *([folder.moments] if experiment.moment_embedder else [])]
-    files += [folder.text_embedder] if experiment.text_backbone else []
-    result = folder.read_result() if all(path.is_file() for path in files) else None
-    if result is not None:
-        logging.info("%s is finished already: there is nothing left to train", folder.path)
-    return result
+class RunState(enum.Enum):
+    """In which state a run is opened."""
+
+    NEW = "new"
+    RESUMED = "resumed"
+    FINISHED = "finished"
+
+
+def open_run(
+    experiment: Experiment,
+    resume: bool,
+    processes: workers.Processes,
+    owned: contextlib.ExitStack,
+) -> RunState:
+    """Return whether a run is new, resumed or finished, and keep other runs out of one that is
+    there.
+
+    A run that was killed before its flags were written is new.
+
+    Args:
+        experiment: The settings.
+        resume: Whether the run in `experiment.run_dir` is to be continued.
+        processes: Who trains: the chief looks for all.
+        owned: Keeps the lock of the folder.
+
+    Raises:
+        UserError: A new run would be written over another, or the run to resume is not there, was
+            started with other settings, or is another process's.
+    """
+    folder = RunFolder(experiment.run_dir)
+    is_new = processes.of_chief(lambda: not resume or folder.is_untouched())
+    if is_new:
+        processes.of_chief(lambda: _check_new(folder, experiment))
+        return RunState.NEW
+    processes.of_chief(experiment.check_resumes)
+    if processes.is_chief:
+        owned.enter_context(folder.locked())
+    is_finished = processes.of_chief(lambda: _is_finished(folder, experiment))
+    return RunState.FINISHED if is_finished else RunState.RESUMED
+
+
+def _check_new(folder: RunFolder, experiment: Experiment) -> None:
+    folder.check_new()
+    check_start(experiment.start_from)
+
+
+def _is_finished(folder: RunFolder, experiment: Experiment) -> bool:
+    """Whether a run has nothing left to do."""
+    files = [folder.embedder]
+    if experiment.moment_embedder:
+        files.append(folder.moments)
+    if experiment.text_backbone:
+        files.append(folder.text_embedder)
+    return all(path.is_file() for path in files) and folder.read_result() is not None
+
+
+def _finished_run(experiment: Experiment) -> TrainingRun:
+    folder = RunFolder(experiment.run_dir)
+    result = folder.read_result()
+    assert result is not None
+    logging.info("%s is finished already: there is nothing left to train", folder.path)
+    return TrainingRun(experiment, result)
+
+
+@contextlib.contextmanager
+def _telling_what_is_left(folder: RunFolder, processes: workers.Processes) -> Iterator[None]:
+    """Enter a block of whose interruption it is said how far the run has come."""
+    try:
+        yield
+    except Interrupted as stop:
+        if processes.is_chief:
+            stop.left = folder.how_far()
+        else:
+            stop.left = f"the run is that of worker 0 ({processes.addresses[0]})"
+        raise
 
 
 def runs_of(experiment: Experiment) -> list[Experiment]:
@@ -187,33 +230,11 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
             "seeds and folds train run after run in one process: leave them out where several train"
         )
     folder = RunFolder(experiment.run_dir)
-    resume = resume and not folder.is_untouched()
-    if resume:
-        experiment.check_resumes()
-    else:
-        _check_new(folder, experiment)
-    with folder.locked() if resume else folder.created(experiment.as_flags()):
-        runs: dict[str, TrainingRun] = {}
-        experiments = runs_of(experiment)
-        for one in experiments:
-            place = RunFolder(one.run_dir).path
-            name = place.name.replace("_", " ")
-            logging.info("%s", name)
-            try:
-                run = train(one, place.exists(), saved)
-            except Interrupted as stop:
-                ended = f"{len(runs)} of {len(experiments)} {name.split()[0]}s have ended"
-                stop.left = f"{ended}; continue with --run_dir={folder.path} --resume"
-                raise
-            except UserError as error:
-                if not any(entry.is_dir() for entry in folder.path.iterdir()):
-                    shutil.rmtree(folder.path, ignore_errors=True)  # the first one has left nothing
-                raise type(error)(f"{name}: {error}") from error
-            assert run is not None
-            # Images and network are loaded again where they are asked for.
-            runs[place.name] = TrainingRun(one, run.result)
-            # The next one's memory is that of a process of its own.
-            keras.utils.clear_session()
+    with contextlib.ExitStack() as owned:
+        state = open_run(experiment, resume, workers.Processes(), owned)
+        if state is RunState.NEW:
+            owned.enter_context(folder.created(experiment.as_flags()))
+        runs = _train_each(experiment, folder, saved)
         result = folder.read_result()
         if result is None:
             result = combine(runs)
@@ -222,6 +243,34 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
                 result["metrics_together"] = measure_together(trained)
             write_json(folder.result, result)
     return TrainingRun(experiment, result, list(runs.values()))
+
+
+def _train_each(
+    experiment: Experiment, folder: RunFolder, saved: Callable[[], None]
+) -> dict[str, TrainingRun]:
+    """Return the run of each seed or fold, by the name of its folder."""
+    runs: dict[str, TrainingRun] = {}
+    experiments = runs_of(experiment)
+    for run_experiment in experiments:
+        path = RunFolder(run_experiment.run_dir).path
+        name = path.name.replace("_", " ")
+        logging.info("%s", name)
+        try:
+            run = train(run_experiment, path.exists(), saved)
+        except Interrupted as stop:
+            ended = f"{len(runs)} of {len(experiments)} {name.split()[0]}s have ended"
+            stop.left = f"{ended}; continue with --run_dir={folder.path} --resume"
+            raise
+        except UserError as error:
+            if not any(entry.is_dir() for entry in folder.path.iterdir()):
+                shutil.rmtree(folder.path, ignore_errors=True)  # the first one has left nothing
+            raise type(error)(f"{name}: {error}") from error
+        assert run is not None
+        # Images and network are loaded again where they are asked for.
+        runs[path.name] = TrainingRun(run_experiment, run.result)
+        # The next one's memory is that of a process of its own.
+        keras.utils.clear_session()
+    return runs
 
 
 def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
@@ -266,20 +315,17 @@ class Trainer:
     ):
         self.started = time.perf_counter()
         check_logger(experiment.log_to)
-        self.experiment, self.processes, self.interruption = experiment, processes, interruption
+        self.experiment = experiment
+        self.processes = processes
+        self.interruption = interruption
         self.parts = parts = build_components(experiment, processes)
-        self.learner, self.splits, self.folder = parts.learner, parts.splits, parts.folder
+        self.learner = parts.learner
+        self.splits = parts.splits
+        self.folder = parts.folder
         for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
         logging.info("%s", parts.cache.reason)
-        if (together := self.learner.steps_per_execution) < experiment.steps_per_execution:
-            asked = f"--steps_per_execution={experiment.steps_per_execution}"
-            logging.warning(
-                "%d steps an execution, not %s: epochs have %d",
-                together,
-                asked,
-                parts.steps_per_epoch,
-            )
+        self._warn_of_shorter_executions()
         self.evaluator = Evaluator(
             experiment.part(EvaluationSettings),
             self.splits,
@@ -288,6 +334,46 @@ class Trainer:
             processes,
         )
         self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
+
+    def _warn_of_shorter_executions(self) -> None:
+        steps, asked = self.learner.steps_per_execution, self.experiment.steps_per_execution
+        if steps < asked:
+            logging.warning(
+                "%d steps an execution, not --steps_per_execution=%d: epochs have %d",
+                steps,
+                asked,
+                self.parts.steps_per_epoch,
+            )
+
+    def create_folder(self, owned: contextlib.ExitStack) -> None:
+        """Create the folder of a new run, which goes again if the run fails before its first step.
+
+        Args:
+            owned: Keeps the lock of the folder.
+        """
+        for line in final_length(self.parts):
+            logging.info("%s", line)
+        if self.processes.is_chief:
+            owned.enter_context(self.folder.created(self.experiment.as_flags()))
+            owned.enter_context(self._removing_untrained())
+
+    @contextlib.contextmanager
+    def _removing_untrained(self) -> Iterator[None]:
+        try:
+            yield
+        except workers.LOST:
+            raise
+        except Exception:
+            if self.monitor.step == 0:
+                shutil.rmtree(self.folder.path, ignore_errors=True)
+            raise
+
+    def start(self) -> None:
+        """Continue from the newest checkpoint; without one, take over the weights that the
+        experiment names, and calibrate the learner."""
+        if not self.restore():
+            self.load_initial_weights()
+            self.calibrate()
 
     def load_initial_weights(self) -> None:
         """Take over the weights that the experiment names."""
@@ -318,50 +404,58 @@ class Trainer:
     def calibrate(self) -> None:
         """Whiten the projection where that is asked for and it is new; let objectives measure the
         training images."""
-        experiment = self.experiment
-        new = isinstance(experiment.head, Whitened) and not experiment.start_from
+        head, view = self.experiment.head, self.parts.evaluation_view
+        is_new = isinstance(head, Whitened) and not self.experiment.start_from
+        whiten = whitening(head) if is_new else None
         with self._naming_bad_images():
-            view, whiten = self.parts.evaluation_view, whitening(experiment.head) if new else None
             calibrate(self.learner, self.splits.train, view, self.processes, whiten)
 
     def fit(self) -> None:
         """Train to the last epoch."""
-        monitor, parts, steps, view = (
-            self.monitor,
-            self.parts,
-            self.parts.steps_per_epoch,
-            self.parts.train_view,
-        )
         loggers = logger_of(self.experiment.log_to) if self.processes.is_chief else []
+        verbosity = 2 if self.processes.is_chief else 0
+        steps = self.parts.steps_per_epoch
         with self._naming_bad_images(), self.interruption.deferred():
-            monitor.close_epoch()
-            left = monitor.step < self.experiment.epochs * steps
-            images = (
-                decoded_source(self.splits.train, view, CACHE_LIMIT_MB)
-                if parts.cache.kept and left
-                else False
-            )
-            share = Share(parts.sampler, self.processes.index, self.processes.count)
-            for first, last in self._spans():
-                if isinstance(parts.sampler, NeighborSampler) and first < last:
-                    self._update_neighbors(parts.sampler, first)
-                batches = training_batches(
-                    self.splits.train,
-                    share,
-                    view,
-                    seed=self.experiment.seed,
-                    first_step=monitor.step,
-                    cache=images,
-                )
+            self.monitor.close_epoch()
+            images = self._decoded_images()
+            for first_epoch, end_epoch in self._spans():
+                self._update_neighbors(first_epoch, end_epoch)
+                steps_left = steps - self.monitor.step % steps
                 self.learner.fit(
-                    self.processes.distribute(own_threads(batches), parts.sampler.batch_size),
-                    initial_epoch=first,
-                    epochs=last,
-                    steps_per_epoch=steps - monitor.step % steps,
-                    callbacks=[monitor, *loggers],
-                    verbose=2 if self.processes.is_chief else 0,
+                    self._batches(images),
+                    initial_epoch=first_epoch,
+                    epochs=end_epoch,
+                    steps_per_epoch=steps_left,
+                    callbacks=[self.monitor, *loggers],
+                    verbose=verbosity,
                     shuffle=False,
                 )
+
+    def _decoded_images(self) -> Any:
+        """Return the source of the decoded training images; False where none are kept, or no step
+        is left."""
+        steps = self.experiment.epochs * self.parts.steps_per_epoch
+        if not self.parts.cache.kept or self.monitor.step >= steps:
+            return False
+        return decoded_source(self.splits.train, self.parts.train_view, CACHE_LIMIT_MB)
+
+    def _batches(self, images: Any) -> Any:
+        """Return the batches of this process from the next step on, as the learner takes them.
+
+        Args:
+            images: Of `_decoded_images`.
+        """
+        sampler = self.parts.sampler
+        share = Share(sampler, self.processes.index, self.processes.count)
+        batches = training_batches(
+            self.splits.train,
+            share,
+            self.parts.train_view,
+            seed=self.experiment.seed,
+            first_step=self.monitor.step,
+            cache=images,
+        )
+        return self.processes.distribute(own_threads(batches), sampler.batch_size)
 
     def end(self) -> None:
         """Close the epoch that the run is in, as its last.
@@ -385,35 +479,40 @@ class Trainer:
         sampling = self.experiment.sampling
         every = sampling.every if isinstance(sampling, Neighbors) else max(epochs, 1)
         while not monitor.records or monitor.step < epochs * self.parts.steps_per_epoch:
-            epoch, within = divmod(monitor.step, self.parts.steps_per_epoch)
+            epoch, steps_within = divmod(monitor.step, self.parts.steps_per_epoch)
+            next_search = (epoch // every + 1) * every
             # First the rest of the epoch in which the run was stopped.
-            yield epoch, epoch + 1 if within else min((epoch // every + 1) * every, epochs)
+            yield epoch, epoch + 1 if steps_within else min(next_search, epochs)
 
-    def _update_neighbors(self, sampler: NeighborSampler, epoch: int) -> None:
-        """Have batches of the classes that the embedder confuses, by the last search before an
-        epoch.
+    def _update_neighbors(self, first_epoch: int, end_epoch: int) -> None:
+        """Have batches of the classes that the embedder confuses, by the last search before a call
+        of `fit`.
 
         What a search found is in the checkpoints of the steps that depend on it.
         """
-        train, sampling = self.splits.train, self.experiment.sampling
+        sampler, sampling = self.parts.sampler, self.experiment.sampling
+        if not isinstance(sampler, NeighborSampler) or first_epoch == end_epoch:
+            return
         assert isinstance(sampling, Neighbors)
-        first_step = (epoch - epoch % sampling.every) * self.parts.steps_per_epoch
+        search_epoch = first_epoch - first_epoch % sampling.every
+        first_step = search_epoch * self.parts.steps_per_epoch
         if self.monitor.step == first_step:
             embeddings = self.evaluator.embed(self.learner.embedder, "train")
-
-            def search() -> list[list[int]]:
-                classes = confusable_classes(
-                    embeddings,
-                    train.labels,
-                    most=self.experiment.classes_per_batch or MOST_CLASSES,
-                    skip_top=sampling.skip_top,
-                    relative_margin=sampling.relative_margin,
-                )
-                return classes.tolist()
-
-            self.monitor.neighbors = self.processes.of_chief(search)
+            self.monitor.neighbors = self.processes.of_chief(
+                lambda: self._confused_classes(embeddings, sampling)
+            )
         sampler.update(np.array(self.monitor.neighbors), first_step)
         self.monitor.watcher.forget_batches()
+
+    def _confused_classes(self, embeddings: np.ndarray, sampling: Neighbors) -> list[list[int]]:
+        classes = confusable_classes(
+            embeddings,
+            self.splits.train.labels,
+            most=self.experiment.classes_per_batch or MOST_CLASSES,
+            skip_top=sampling.skip_top,
+            relative_margin=sampling.relative_margin,
+        )
+        return classes.tolist()
 
     def finish(self) -> TrainingRun | None:
         """Write the results, and return the run; None in a process that has nothing to do with
@@ -450,11 +549,6 @@ class Trainer:
             raise
 
 
-def _check_new(folder: RunFolder, experiment: Experiment) -> None:
-    folder.check_new()
-    check_start(experiment.start_from)
-
-
 def describe(experiment: Experiment) -> str:
     """Return what a run would do: images, network, terms and steps. Loads the data and builds the
     model.
@@ -467,37 +561,52 @@ def describe(experiment: Experiment) -> str:
     """
     _check_new(RunFolder(experiment.run_dir), experiment)
     parts = build_components(experiment)
-    splits, learner, batch_size = parts.splits, parts.learner, parts.sampler.batch_size
-    steps = parts.steps_per_epoch * experiment.epochs
-    message = untrained_batch_norm(learner.embedder)
-    views = [] if experiment.features else ["views", f"  training   {parts.train_view}"]
-    views += [] if experiment.features else [f"  evaluation {parts.evaluation_view}"]
-    lines = [
-        *([f"WARNING: {message}"] if message and not experiment.start_from else []),
-        *selection_warnings(experiment.selection, splits.validation),
-        f"data         {experiment.data_name}",
-        *(
-            f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
-            for name, split in ({"train": splits.train} | splits.evaluated()).items()
-        ),
-        *views,
-        f"cache        {parts.cache.reason}",
-        f"embedder     {experiment.head if experiment.features else experiment.backbone}: "
-        f"{learner.embedder.count_params():,} parameters, "
-        f"{learner.embedder.embedding_dim}-d",
-        "objectives",
-        *(f"  {term!r}" for term in learner.objectives),
-        "trained             parameters   learning rate",
-        *_trained(experiment.learning_rates(experiment.text_backbone), learner),
-        f"batches      {batch_size} images",
-        f"schedule     {parts.steps_per_epoch:,} steps an epoch, {experiment.epochs} epochs: "
-        f"{steps:,} steps, "
-        f"{steps * batch_size:,} images, {steps * batch_size / len(splits.train):.1f} times the "
-        "training images",
-        f"devices      {', '.join(workers.device_names(parts.strategy))}",
-        *final_length(parts),
-    ]
-    return "\n".join([*lines, "", "as a flag file:", experiment.as_flags()])
+    lines = [*_warnings(parts), *_images_in_words(parts), *_network_in_words(parts)]
+    lines += [*_schedule_in_words(parts), *final_length(parts)]
+    lines += ["", "as a flag file:", experiment.as_flags()]
+    return "\n".join(lines)
+
+
+def _warnings(parts: Components) -> Iterator[str]:
+    message = untrained_batch_norm(parts.learner.embedder)
+    if message and not parts.experiment.start_from:
+        yield f"WARNING: {message}"
+    yield from selection_warnings(parts.experiment.selection, parts.splits.validation)
+
+
+def _images_in_words(parts: Components) -> Iterator[str]:
+    experiment, splits = parts.experiment, parts.splits
+    yield f"data         {experiment.data_name}"
+    for name, split in ({"train": splits.train} | splits.evaluated()).items():
+        yield f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
+    if not experiment.features:
+        yield "views"
+        yield f"  training   {parts.train_view}"
+        yield f"  evaluation {parts.evaluation_view}"
+    yield f"cache        {parts.cache.reason}"
+
+
+def _network_in_words(parts: Components) -> Iterator[str]:
+    experiment, embedder = parts.experiment, parts.learner.embedder
+    network = experiment.head if experiment.features else experiment.backbone
+    size = f"{embedder.count_params():,} parameters, {embedder.embedding_dim}-d"
+    yield f"embedder     {network}: {size}"
+    yield "objectives"
+    for term in parts.learner.objectives:
+        yield f"  {term!r}"
+    yield "trained             parameters   learning rate"
+    yield from _trained(experiment.learning_rates(experiment.text_backbone), parts.learner)
+
+
+def _schedule_in_words(parts: Components) -> Iterator[str]:
+    batch_size, epochs = parts.sampler.batch_size, parts.experiment.epochs
+    steps = parts.steps_per_epoch * epochs
+    images = steps * batch_size
+    passes = images / len(parts.splits.train)
+    yield f"batches      {batch_size} images"
+    length = f"{parts.steps_per_epoch:,} steps an epoch, {epochs} epochs: {steps:,} steps"
+    yield f"schedule     {length}, {images:,} images, {passes:.1f} times the training images"
+    yield f"devices      {', '.join(workers.device_names(parts.strategy))}"
 
 
 def final_length(parts: Components) -> Iterator[str]:
@@ -523,12 +632,14 @@ def final_length(parts: Components) -> Iterator[str]:
 
 
 def _trained(rates: Mapping[str, float], learner: MetricLearner) -> Iterator[str]:
-    groups = [
-        (part, part, variables)
-        for part, variables in learner.parts().items()
-        if part != "objectives"
-    ]
-    groups += [("objectives", term.name, term.trainable_variables) for term in learner.objectives]
-    for part, name, variables in groups:
-        count = sum(math.prod(variable.shape) for variable in variables)
-        yield f"  {name:<18}{count:>9,}   {f'{rates[part]:g}' if count else '-'}"
+    """Yield a line for each part of the embedders, and one for each objective."""
+    for part, variables in learner.parts().items():
+        if part != "objectives":
+            yield _trained_line(part, variables, rates[part])
+    for term in learner.objectives:
+        yield _trained_line(term.name, term.trainable_variables, rates["objectives"])
+
+
+def _trained_line(name: str, variables: Sequence[Any], rate: float) -> str:
+    count = sum(math.prod(variable.shape) for variable in variables)
+    return f"  {name:<18}{count:>9,}   {f'{rate:g}' if count else '-'}"

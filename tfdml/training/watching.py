@@ -44,14 +44,13 @@ class GradientSampler:
     def __init__(self, learner: MetricLearner):
         self._learner = learner
         self._variables = [list(learner.trainable_variables), list(learner.non_trainable_variables)]
-        place = {id(variable): index for index, variable in enumerate(self._variables[0])}
-        self._drawn = {place[weight] for weight in learner.drawn_weight_ids}
-        #: The places of each part's variables.
-        self._parts = {
-            part: [place[id(v)] for v in members]
-            for part, members in learner.parts().items()
-            if members
-        }
+        index_by_id = {id(variable): index for index, variable in enumerate(self._variables[0])}
+        self._drawn = {index_by_id[weight] for weight in learner.drawn_weight_ids}
+        #: The indices of each part's variables.
+        self._parts: dict[str, list[int]] = {}
+        for part, members in learner.parts().items():
+            if members:
+                self._parts[part] = [index_by_id[id(variable)] for variable in members]
         self._measure: Callable = self._grams if learner.run_eagerly else _compiled(self._grams)
 
     def __call__(self, images: Any, labels: Any) -> tuple[dict[str, dict[str, float]], np.ndarray]:
@@ -66,22 +65,22 @@ class GradientSampler:
             `gradient_norm`, by part, of the gradient of the loss before any clipping; and
             `gradient_share`, of each term. The (B, d) embeddings.
         """
-        values = [[_value(variable) for variable in group] for group in self._variables]
+        values = [list(map(_value, group)) for group in self._variables]
         # Whatever the training is shared out over, this is the work of one device.
         batch = keras.tree.map_structure(np.asarray, images), np.asarray(labels).astype(np.int32)
         terms, embeddings, grams = self._measure(*values, *batch)
         grams = {part: np.asarray(gram, np.float64) for part, gram in grams.items()}
-        shares = gradient_shares(
-            np.sum([gram for part, gram in grams.items() if part != "objectives"], axis=0)
-        )
+        of_embedder = [gram for part, gram in grams.items() if part != "objectives"]
+        shares = gradient_shares(np.sum(of_embedder, axis=0))
+        norms = {part: float(np.sqrt(max(gram.sum(), 0.0))) for part, gram in grams.items()}
         names = [objective.name for objective in self._learner.objectives]
-        return {
-            "terms": dict(zip(names, np.asarray(terms, np.float64).tolist(), strict=True)),
-            "gradient_norm": {
-                part: float(np.sqrt(max(gram.sum(), 0.0))) for part, gram in grams.items()
-            },
+        values_of_terms = np.asarray(terms, np.float64).tolist()
+        sample = {
+            "terms": dict(zip(names, values_of_terms, strict=True)),
+            "gradient_norm": norms,
             "gradient_share": dict(zip(names, shares.tolist(), strict=True)),
-        }, np.asarray(embeddings)
+        }
+        return sample, np.asarray(embeddings)
 
     def _grams(self, trained, others, images, labels):
         """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the
@@ -90,17 +89,7 @@ class GradientSampler:
             lambda own: self._terms(own, others, images, labels), trained, self._drawn
         )
 
-        def product(a, b, places):
-            return sum(
-                ops.sum(ops.cast(a[i], "float32") * ops.cast(b[i], "float32")) for i in places
-            )
-
-        grams = {
-            part: ops.stack(
-                [ops.stack([product(a, b, places) for b in gradients]) for a in gradients]
-            )
-            for part, places in self._parts.items()
-        }
+        grams = {part: _gram(gradients, indices) for part, indices in self._parts.items()}
         return terms, embeddings, grams
 
     def _terms(self, trained, others, images, labels):
@@ -118,37 +107,56 @@ class GradientSampler:
         return ops.stack(terms), ops.cast(representations["embedding"], "float32")
 
 
+def _gram(gradients: list[list], indices: list[int]) -> Any:
+    """Return the (T, T) products of the terms' gradients by some of the variables."""
+    rows = []
+    for gradient in gradients:
+        products = [_product(gradient, other, indices) for other in gradients]
+        rows.append(ops.stack(products))
+    return ops.stack(rows)
+
+
+def _product(gradient: list, other: list, indices: list[int]) -> Any:
+    total = 0
+    for index in indices:
+        factors = ops.cast(gradient[index], "float32"), ops.cast(other[index], "float32")
+        total = total + ops.sum(factors[0] * factors[1])
+    return total
+
+
 def _gradients(
     function: Callable[[Any], Any], x: list, drawn: set[int]
 ) -> tuple[Any, Any, list[list]]:
     """Return the values (T,) of a function at x, what it returns besides, and the gradient of each
     value.
 
-    On TensorFlow a gradient is that of the rows alone at the places in `drawn`, and a scalar 0
+    On TensorFlow a gradient is that of the rows alone at the indices in `drawn`, and a scalar 0
     where there is none.
     """
     if keras.backend.backend() == "jax":
         import jax
 
-        values, back, others = jax.vjp(function, x, has_aux=True)
-        return (
-            values,
-            others,
-            [back(one)[0] for one in jax.numpy.eye(len(values), dtype=values.dtype)],
-        )
+        values, backward, others = jax.vjp(function, x, has_aux=True)
+        directions = jax.numpy.eye(len(values), dtype=values.dtype)
+        return values, others, [backward(direction)[0] for direction in directions]
     x = [tf.identity(value) for value in x]
     with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
         tape.watch(x)
         values, others = function(x)
-        each = tf.unstack(values)
-    gradients = [
-        [
-            tf.convert_to_tensor(0.0 if own is None else own.values if place in drawn else own)
-            for place, own in enumerate(tape.gradient(value, x))
-        ]
-        for value in each
-    ]
+        terms = tf.unstack(values)
+    gradients = []
+    for term in terms:
+        gradient = enumerate(tape.gradient(term, x))
+        gradients.append([_dense(part, index in drawn) for index, part in gradient])
     return values, others, gradients
+
+
+def _dense(gradient: Any, is_drawn: bool) -> tf.Tensor:
+    """Return a gradient as a tensor: the rows alone of a variable of which rows are drawn, and 0
+    where there is none."""
+    if gradient is None:
+        return tf.convert_to_tensor(0.0)
+    return tf.convert_to_tensor(gradient.values if is_drawn else gradient)
 
 
 def _compiled(function: Callable) -> Callable:

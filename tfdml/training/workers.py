@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -253,7 +254,7 @@ class TensorFlowWorkers(Processes):
             config = json.loads(text)
             cluster = config.get("cluster", {})
             jobs = [job for job in _JOBS if cluster.get(job)]
-            addresses = tuple(str(address) for job in jobs for address in cluster[job])
+            addresses = tuple(map(str, itertools.chain(*(cluster[job] for job in jobs))))
             if len(addresses) < 2:
                 return 0, ("",)
             job, index = config["task"]["type"], int(config["task"]["index"])
@@ -261,9 +262,9 @@ class TensorFlowWorkers(Processes):
                 raise ValueError(
                     f"it has other jobs than {' and '.join(_JOBS)}, or no {job} {index}"
                 )
-        return index + (
-            len(cluster["chief"]) if job == "worker" and "chief" in jobs else 0
-        ), addresses
+        # The chief is counted before the workers.
+        first = len(cluster.get("chief") or ()) if job == "worker" else 0
+        return first + index, addresses
 
     @classmethod
     @functools.cache
@@ -278,17 +279,15 @@ class TensorFlowWorkers(Processes):
             UserError: The address of this worker cannot be used, or the others do not come.
         """
         here = f"worker {index} of {len(addresses)} ({addresses[index]})"
-        logging.info(
-            "%s: waiting for the others (%s)",
-            here,
-            ", ".join(addresses[:index] + addresses[index + 1 :]),
-        )
+        others = ", ".join(addresses[:index] + addresses[index + 1 :])
+        logging.info("%s: waiting for the others (%s)", here, others)
+        deaf = f"{here} cannot listen at its address: {REASON}"
+        missing = f"{here}: not all of the others came: {REASON}"
+        late = f"{here}: TensorFlow runs already; start a new process"
         with (
-            user_errors(
-                tf.errors.OpError, f"{here} cannot listen at its address: {REASON}", keep="first"
-            ),
-            user_errors(LOST, f"{here}: not all of the others came: {REASON}", keep="first"),
-            user_errors(RuntimeError, f"{here}: TensorFlow runs already; start a new process"),
+            user_errors(tf.errors.OpError, deaf, keep="first"),
+            user_errors(LOST, missing, keep="first"),
+            user_errors(RuntimeError, late),
         ):
             bound_waiting(_MEETING_SECONDS, _SILENCE_SECONDS)
             strategy = multi_worker_strategy()
@@ -587,10 +586,10 @@ def device_names(strategy: Any, processes: Processes | None = None) -> list[str]
     if isinstance(strategy, JaxDevices):
         return strategy.names
     if processes is not None and not processes.alone:
+        devices = strategy.extended.worker_devices
         return [
             f"{device} of {host}"
-            for host in processes.addresses
-            for device in strategy.extended.worker_devices
+            for host, device in itertools.product(processes.addresses, devices)
         ]
     if strategy.num_replicas_in_sync > 1:
         return list(strategy.extended.worker_devices)
@@ -606,10 +605,11 @@ def environment(devices: list[str]) -> dict[str, Any]:
     """
     backend = keras.backend.backend()
     packages = (*_PACKAGES, "jax") if backend == "jax" else _PACKAGES
+    python = sys.version.split()[0]
     return {
         "tfdml": __version__,
         "backend": backend,
-        "python": sys.version.split()[0],
+        "python": python,
         "platform": platform.platform(),
         "cpus": _cpu_count(),
         "devices": devices,
