@@ -125,7 +125,9 @@ class TokenBackbone(keras.Model):
         patches = PatchMap(side, leading, dtype=policy, name=PATCH_MAP)(tokens)
         feature_map = keras.layers.Identity(dtype=policy, name="feature_map")(patches)
         super().__init__(network.inputs[0], feature_map, name=name, **kwargs)
-        self.own_pooling = "cls" if leading else "attention" if head is not None else ""
+        self.own_pooling = "cls" if leading else ""
+        if head is not None and not leading:
+            self.own_pooling = "attention"
         self._network = json.dumps(keras.saving.serialize_keras_object(network))
         self.with_both: Any = None
         if self.own_pooling:
@@ -328,15 +330,15 @@ def _scaling(hub: Any, path: str) -> dict[str, list[float]]:
     else:
         converter = hub.layers.ImageConverter.from_preset(path)
 
-    def three(value: Any, default: float) -> list[float]:
-        value = default if value is None else value
-        return (
-            [float(part) for part in value]
-            if isinstance(value, (list, tuple))
-            else [float(value)] * 3
-        )
+    scale = 1.0 if converter.scale is None else converter.scale
+    offset = 0.0 if converter.offset is None else converter.offset
+    return {"scale": _per_channel(scale), "offset": _per_channel(offset)}
 
-    return {"scale": three(converter.scale, 1.0), "offset": three(converter.offset, 0.0)}
+
+def _per_channel(value: Any) -> list[float]:
+    if isinstance(value, (list, tuple)):
+        return [float(part) for part in value]
+    return [float(value)] * 3
 
 
 def resized(network: keras.Model, image_size: int) -> keras.Model:

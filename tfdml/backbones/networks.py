@@ -134,13 +134,11 @@ def googlenet(
 def _googlenet_module(blocks: _Inception, x, prefix: str, channels: tuple[int, ...], wide: int):
     point, narrow_reduce, narrow, wide_reduce, wide_channels, projection = channels
     pooled = keras.layers.MaxPooling2D(3, 1, "same", name=f"{prefix}_pool")(x)
-    branches = [
-        blocks.unit(x, prefix, "1x1", point, 1),
-        blocks.chain(x, prefix, ("3x3_reduce", narrow_reduce, 1), ("3x3", narrow, 3)),
-        blocks.chain(x, prefix, ("5x5_reduce", wide_reduce, 1), ("5x5", wide_channels, wide)),
-        blocks.unit(pooled, prefix, "pool_proj", projection, 1),
-    ]
-    return keras.layers.Concatenate(name=prefix)(branches)
+    ones = blocks.unit(x, prefix, "1x1", point, 1)
+    threes = blocks.chain(x, prefix, ("3x3_reduce", narrow_reduce, 1), ("3x3", narrow, 3))
+    fives = blocks.chain(x, prefix, ("5x5_reduce", wide_reduce, 1), ("5x5", wide_channels, wide))
+    projected = blocks.unit(pooled, prefix, "pool_proj", projection, 1)
+    return keras.layers.Concatenate(name=prefix)([ones, threes, fives, projected])
 
 
 # Channels of 1x1 (0: none, and a stride of 2); 3x3 reduce, 3x3; double 3x3 reduce, 3x3; pool
@@ -248,8 +246,10 @@ def resnet50_v1_5(input_shape=(None, None, 3), name: str = "resnet50_v1_5") -> k
     x = keras.layers.MaxPooling2D(3, 2, name="pool1_pool")(x)
     for stage, (blocks, channels) in enumerate(RESNET50_STAGES, start=2):
         for block in range(1, blocks + 1):
-            strides = 2 if stage > 2 and block == 1 else 1
-            x = _bottleneck(x, f"conv{stage}_block{block}", channels, strides, project=block == 1)
+            is_first = block == 1
+            halves = is_first and stage > 2
+            strides = 2 if halves else 1
+            x = _bottleneck(x, f"conv{stage}_block{block}", channels, strides, project=is_first)
     return keras.Model(inputs, x, name=name)
 
 

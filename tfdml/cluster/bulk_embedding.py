@@ -37,19 +37,16 @@ class PartEmbedder:
     """
 
     def __init__(self, model: str, truncate_dim: int, folder: EmbeddingFolder, threads: int = 0):
-        self.model, self.truncate_dim, self.folder, self.threads = (
-            model,
-            truncate_dim,
-            folder,
-            threads,
-        )
+        self.model = model
+        self.truncate_dim = truncate_dim
+        self.folder = folder
+        self.threads = threads
 
     @functools.cached_property
     def backend(self) -> Any:
         """The model, loaded with the first part: what is wrong with it then comes as it is."""
-        with contextlib.suppress(
-            RuntimeError
-        ):  # TensorFlow has run already, as in a process that is not Ray's
+        # TensorFlow may have run already, as in a process that is not Ray's.
+        with contextlib.suppress(RuntimeError):
             tf.config.threading.set_intra_op_parallelism_threads(self.threads)
             tf.config.threading.set_inter_op_parallelism_threads(self.threads)
         import_modules()

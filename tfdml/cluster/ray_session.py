@@ -80,11 +80,9 @@ def ray_session(
             *os.environ.get("PYTHONPATH", "").split(os.pathsep),
         ]
         os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-        options |= {
-            "num_cpus": cpus,
-            "include_dashboard": False,
-            "object_store_memory": object_store_bytes,
-        }
+        options["num_cpus"] = cpus
+        options["include_dashboard"] = False
+        options["object_store_memory"] = object_store_bytes
     else:
         options["address"] = address
         options["runtime_env"] = {"env_vars": _own_modules()}

@@ -88,14 +88,17 @@ def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: 
         from ray.train.tensorflow import TensorflowTrainer
 
     python_logging.getLogger("ray.train").setLevel(python_logging.ERROR)
-    run, on_gpus = f"{storage}/{name}", ray.cluster_resources().get("GPU", 0) >= settings.workers
-    resources = {"CPU": 1, "GPU": 1} if on_gpus else {"CPU": 1}
+    run = f"{storage}/{name}"
+    on_gpus = ray.cluster_resources().get("GPU", 0) >= settings.workers
+    scaling = ScalingConfig(
+        num_workers=settings.workers,
+        use_gpu=on_gpus,
+        resources_per_worker={"CPU": 1, "GPU": 1} if on_gpus else {"CPU": 1},
+    )
     ray_trainer = TensorflowTrainer(
         _work,
         train_loop_config={"flags": experiment.as_flags(), "run": run},
-        scaling_config=ScalingConfig(
-            num_workers=settings.workers, use_gpu=on_gpus, resources_per_worker=resources
-        ),
+        scaling_config=scaling,
         run_config=RunConfig(
             name=name,
             storage_path=storage,

@@ -66,7 +66,10 @@ class InputScaling(SavedByArguments, keras.layers.Layer):
 def _affine(mode: dict) -> dict[str, list[float]]:
     if set(mode) != {"scale", "offset"} or any(len(numbers) != 3 for numbers in mode.values()):
         raise ValueError(f"mode must have scale and offset, three numbers each, not {mode!r}")
-    return {name: [number(name, part) for part in numbers] for name, numbers in mode.items()}
+    affine = {}
+    for name, numbers in mode.items():
+        affine[name] = [number(name, part) for part in numbers]
+    return affine
 
 
 class CeilMaxPooling2D(SavedByArguments, keras.layers.Layer):
@@ -245,11 +248,10 @@ class AttentionPooling2D(keras.layers.Layer):
     def weights_of(self, x):
         """Return the weight of each position: (B, h, w, c) -> (B, h, w) float32, of sum 1 in each
         image."""
-        sizes = ops.shape(x)
-        fits = ops.matmul(ops.cast(x, "float32"), self.query) / math.sqrt(x.shape[-1])
-        return ops.reshape(
-            ops.softmax(ops.reshape(fits, (-1, sizes[1] * sizes[2])), axis=-1), (-1, *sizes[1:3])
-        )
+        height, width = ops.shape(x)[1:3]
+        logits = ops.matmul(ops.cast(x, "float32"), self.query) / math.sqrt(x.shape[-1])
+        weights = ops.softmax(ops.reshape(logits, (-1, height * width)), axis=-1)
+        return ops.reshape(weights, (-1, height, width))
 
     def call(self, x):
         """(B, h, w, c) -> (B, c)."""
@@ -290,11 +292,12 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
         # One convolution's own initializer would take all heads for one layer and start them too
         # small.
         bound = math.sqrt(6.0 / (context[-1] + features[-1]))
+        initializer = keras.initializers.RandomUniform(-bound, bound)
         self.convolution = keras.layers.Conv2D(
             self.heads * features[-1],
             1,
             activation="sigmoid",
-            kernel_initializer=keras.initializers.RandomUniform(-bound, bound),
+            kernel_initializer=initializer,
             name="masks",
             dtype=self.dtype_policy,
         )
@@ -303,11 +306,10 @@ class AttentionHeads(SavedByArguments, keras.layers.Layer):
     def masks(self, context):
         """Return the masks of a context (B, h, w, c'): (B, M, h, w, c), between 0 and 1."""
         masks = self.convolution(context)
-        sizes = ops.shape(masks)
+        height, width = ops.shape(masks)[1:3]
         channels = masks.shape[-1] // self.heads
-        return ops.transpose(
-            ops.reshape(masks, (-1, *sizes[1:3], self.heads, channels)), (0, 3, 1, 2, 4)
-        )
+        by_position = ops.reshape(masks, (-1, height, width, self.heads, channels))
+        return ops.transpose(by_position, (0, 3, 1, 2, 4))
 
     def call(self, inputs):
         """Features (B, h, w, c) and context (B, h, w, c') -> (B, M, h, w, c)."""

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -151,33 +152,19 @@ class _Products:
         channels = features.shape[-1]
         rows = ops.reshape(features, (-1, channels))
         batch, positions = ops.shape(features)[:2]
-        upstream = ops.reshape(
-            upstream / ops.cast(positions, "float32"),
-            (len(self.lengths), batch, self.count, self.size),
-        )
-        upstream = ops.transpose(upstream, (2, 0, 1, 3))
+        upstream = self._by_block(upstream, batch, positions)
 
         def block(rows_gradient, i):
             matrices = [self.take(matrix, i) for matrix in blocks]
             projected = [ops.matmul(rows, ops.transpose(matrix)) for matrix in matrices]
-            products = [projected[0]]
-            for factor in projected[1:-1]:
-                products.append(products[-1] * factor)
-            by_length = dict(
-                zip(
-                    self.lengths,
-                    ops.unstack(self.take(upstream, i), len(self.lengths)),
-                    strict=True,
-                )
-            )
+            products = list(itertools.accumulate(projected[:-1], operator.mul))
+            averages = ops.unstack(self.take(upstream, i), len(self.lengths))
+            by_length = dict(zip(self.lengths, averages, strict=True))
             gradient, matrix_gradients = None, []
             for k in reversed(range(len(blocks))):
                 if k + 1 in by_length:
-                    read_off = ops.broadcast_to(
-                        by_length[k + 1][:, None, :], (batch, positions, self.size)
-                    )
-                    read_off = ops.reshape(read_off, (-1, self.size))
-                    gradient = read_off if gradient is None else gradient + read_off
+                    of_average = self._at_positions(by_length[k + 1], batch, positions)
+                    gradient = of_average if gradient is None else gradient + of_average
                 of_factor = gradient if k == 0 else gradient * products[k - 1]
                 rows_gradient = rows_gradient + ops.matmul(of_factor, matrices[k])
                 if trained:
@@ -189,6 +176,17 @@ class _Products:
         rows_gradient, matrix_gradients = scan(block, ops.zeros_like(rows), self.count, shapes)
         features_gradient = ops.reshape(rows_gradient, ops.shape(features))
         return (features_gradient, *matrix_gradients) if trained else features_gradient
+
+    def _by_block(self, upstream, batch, positions):
+        """Return the gradient of the sums over positions, (blocks, lengths, B, size)."""
+        of_sums = upstream / ops.cast(positions, "float32")
+        of_sums = ops.reshape(of_sums, (len(self.lengths), batch, self.count, self.size))
+        return ops.transpose(of_sums, (2, 0, 1, 3))
+
+    def _at_positions(self, gradient, batch, positions):
+        """Return the gradient of a sum (B, size) at each of its positions, (B n, size)."""
+        repeated = ops.broadcast_to(gradient[:, None, :], (batch, positions, self.size))
+        return ops.reshape(repeated, (-1, self.size))
 
     def take(self, stacked, i):
         start = (i, *(0 for _ in stacked.shape[1:]))
@@ -356,13 +354,13 @@ class MomentEmbeddings(SavedByArguments, keras.layers.Layer):
         #: The size of each embedding.
         self.output_dim = embedding_dim or self.dim
         self.reduce_to = reduce_to
-        self.reduction = (
-            keras.layers.Dense(reduce_to, use_bias=False, name="reduction") if reduce_to else None
-        )
-        names = [f"order_{order}" for order in self.orders] if embedding_dim else []
-        self.dense = {
-            name: keras.layers.Dense(embedding_dim, use_bias=False, name=name) for name in names
-        }
+        self.reduction = None
+        if reduce_to:
+            self.reduction = keras.layers.Dense(reduce_to, use_bias=False, name="reduction")
+        self.dense = {}
+        for order in self.orders if embedding_dim else ():
+            name = f"order_{order}"
+            self.dense[name] = keras.layers.Dense(embedding_dim, use_bias=False, name=name)
 
     def build(self, input_shape):
         """Create the weights for features of the shape given."""

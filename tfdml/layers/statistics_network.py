@@ -112,57 +112,48 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         initial = ops.stop_gradient(ops.cast(initial, "float32"))
         grid = ops.linspace(low, high, _CELLS + 1, dtype="float32")
         values = self._value_and_slope(grid, weights)[0]
-        left, right = values[:-1], values[1:]
-        changes = ops.logical_or(
-            ops.logical_and(left >= 0, right <= 0),
-            ops.logical_and(left <= 0, right >= 0),
-        )
-        fall = left - right
-        share = ops.where(fall == 0, 0.0, left / ops.where(fall == 0, 1.0, fall))
-        # Zeros of the secants, where there is a root at all.
-        zeros = grid[:-1] + ops.clip(ops.where(changes, share, 0.0), 0.0, 1.0) * (
-            grid[1:] - grid[:-1]
-        )
+        changes, zeros = _secant_zeros(grid, values)
         cell = ops.argmin(ops.where(changes, ops.abs(zeros - initial), float("inf")))
         found = ops.any(changes)
 
-        def step(count, a, b, start, x, moved):
-            value, slope = (
-                part[0] for part in self._value_and_slope(ops.reshape(x, (1,)), weights)
-            )
-            on_left = ops.sign(value) == ops.sign(start)
-            a, b = ops.where(on_left, x, a), ops.where(on_left, b, x)
-            newton = x - value / ops.where(slope == 0, 1.0, slope)
-            usable = ops.logical_and(slope != 0, ops.logical_and(newton >= a, newton <= b))
-            usable = ops.logical_and(usable, count % 3 != 2)
-            following = ops.where(usable, newton, 0.5 * (a + b))
-            following = ops.where(value == 0, x, following)
-            return count + 1, a, b, start, following, ops.abs(following - x)
+        def step(*state):
+            return self._newton_step(weights, *state)
 
-        def unfinished(count, a, b, start, x, moved):
-            return ops.logical_and(count < _MAX_STEPS, moved > _PRECISION)
-
-        def pick(vector):
-            return ops.take(vector, cell)
-
-        begin = (
-            ops.zeros((), "int32"),
-            pick(grid[:-1]),
-            pick(grid[1:]),
-            pick(left),
-            pick(zeros),
-            ops.ones(()),
-        )
-        x = ops.while_loop(unfinished, step, begin)[4]
+        low, high = ops.take(grid[:-1], cell), ops.take(grid[1:], cell)
+        left, zero = ops.take(values[:-1], cell), ops.take(zeros, cell)
+        begin = (ops.zeros((), "int32"), low, high, left, zero, ops.ones(()))
+        x = ops.while_loop(_is_unfinished, step, begin)[4]
         return ops.stop_gradient(ops.where(found, x, initial)), found
+
+    def _newton_step(self, weights, count, low, high, left, x, moved):
+        """Return the state of `find_root` after one more step.
+
+        Args:
+            weights: Of `_weights`.
+            count: How many steps were made.
+            low: Where the bracket begins.
+            high: Where it ends.
+            left: V at its first beginning, whose sign V has on the left of the root.
+            x: The estimate of the root.
+            moved: How far the last step went.
+        """
+        values, slopes = self._value_and_slope(ops.reshape(x, (1,)), weights)
+        value, slope = values[0], slopes[0]
+        on_left = ops.sign(value) == ops.sign(left)
+        low, high = ops.where(on_left, x, low), ops.where(on_left, high, x)
+        newton = x - value / ops.where(slope == 0, 1.0, slope)
+        usable = ops.logical_and(slope != 0, ops.logical_and(newton >= low, newton <= high))
+        usable = ops.logical_and(usable, count % 3 != 2)
+        following = ops.where(usable, newton, 0.5 * (low + high))
+        following = ops.where(value == 0, x, following)
+        return count + 1, low, high, left, following, ops.abs(following - x)
 
     def _weights(self, frozen: bool) -> list:
         # As tensors: TensorFlow's rematerialization would count the gradient of a variable among
         # its arguments twice.
         read = ops.stop_gradient if frozen else ops.copy
-        return [
-            read(weight) for pair in zip(self.kernels, self.biases, strict=True) for weight in pair
-        ]
+        pairs = zip(self.kernels, self.biases, strict=True)
+        return [read(weight) for weight in itertools.chain(*pairs)]
 
     def _values(self, flat, *weights):
         x = flat[:, None]
@@ -175,10 +166,8 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def _value_and_slope(self, flat, weights):
         x, slope = flat[:, None], ops.ones_like(flat)[:, None]
         for i in range(0, len(weights), 2):
-            x, slope = (
-                pairwise.matmul(x, weights[i]) + weights[i + 1],
-                pairwise.matmul(slope, weights[i]),
-            )
+            x = pairwise.matmul(x, weights[i]) + weights[i + 1]
+            slope = pairwise.matmul(slope, weights[i])
             if i + 2 < len(weights):
                 slope = ops.where(x > 0, slope, self.negative_slope * slope)
                 x = ops.leaky_relu(x, self.negative_slope)
@@ -201,3 +190,21 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
     def compute_output_shape(self, input_shape):
         """Return that of the distances."""
         return input_shape
+
+
+def _secant_zeros(grid, values):
+    """Return in which cells of a grid a function changes its sign, and where its secant is 0 there;
+    elsewhere where the cell begins."""
+    left, right = values[:-1], values[1:]
+    changes = ops.logical_or(
+        ops.logical_and(left >= 0, right <= 0),
+        ops.logical_and(left <= 0, right >= 0),
+    )
+    fall = left - right
+    share = ops.where(fall == 0, 0.0, left / ops.where(fall == 0, 1.0, fall))
+    share = ops.clip(ops.where(changes, share, 0.0), 0.0, 1.0)
+    return changes, grid[:-1] + share * (grid[1:] - grid[:-1])
+
+
+def _is_unfinished(count, low, high, left, x, moved):
+    return ops.logical_and(count < _MAX_STEPS, moved > _PRECISION)

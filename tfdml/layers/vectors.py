@@ -127,32 +127,46 @@ def draw_classes(labels, num_classes, size, seed):
     """
     inside = ops.logical_and(labels >= 0, labels < num_classes)
     labels = ops.cast(ops.where(inside, labels, num_classes), "int32")
-    ordered = ops.sort(ops.concatenate([labels, ops.full((1,), num_classes, "int32")]))
-    first = ops.logical_and(
-        ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]]),
-        ordered < num_classes,
-    )
-    # The batch's classes in order, then C as often as there are places left.
-    own = ops.sort(ops.where(first, ordered, num_classes))
-    count = ops.sum(ops.cast(first, "int32"))
+    present, count = _classes_of_batch(labels, num_classes)
     draws = keras.random.uniform((size + 1,), seed=seed)
-    # The others are numbered among themselves, 0 .. rest - 1.
-    rest, runs = ops.maximum(num_classes - count, 1), ops.maximum(size - count, 1)
+    absent = _draw_of_runs(draws, num_classes - count, count)
+    # A number counts the batch's classes that come before it.
+    before = ops.arange(ops.shape(present)[0], dtype="int32")
+    before = ops.where(before < count, present - before, num_classes)
+    absent = absent + ops.cast(ops.searchsorted(before, absent, side="right"), "int32")
+    index = ops.arange(size, dtype="int32")
+    in_batch = ops.take(present, ops.minimum(index, ops.shape(present)[0] - 1))
+    classes = ops.where(index < count, in_batch, absent)
+    return classes, ops.where(inside, ops.cast(ops.searchsorted(present, labels), "int32"), -1)
+
+
+def _classes_of_batch(labels, num_classes):
+    """Return the classes of a batch in order, then C as often as there are entries left, and how
+    many classes there are."""
+    ordered = ops.sort(ops.concatenate([labels, ops.full((1,), num_classes, "int32")]))
+    differs = ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]])
+    is_first = ops.logical_and(differs, ordered < num_classes)
+    classes = ops.sort(ops.where(is_first, ordered, num_classes))
+    return classes, ops.sum(ops.cast(is_first, "int32"))
+
+
+def _draw_of_runs(draws, num_absent, count):
+    """Return one of each run of the classes that a batch does not have, which are numbered among
+    themselves from 0 on.
+
+    Args:
+        draws: (size + 1,) uniform numbers; the last one decides where the first run starts.
+        num_absent: How many such classes there are.
+        count: How many of the `size` results the batch's own classes take: the first ones.
+    """
+    size = draws.shape[0] - 1
+    rest, runs = ops.maximum(num_absent, 1), ops.maximum(size - count, 1)
     run = ops.arange(size, dtype="int32") - count
     length = rest // runs + ops.cast(run < rest % runs, "int32")
     start = run * (rest // runs) + ops.minimum(run, rest % runs)
     within = ops.minimum(ops.cast(draws[:-1] * ops.cast(length, "float32"), "int32"), length - 1)
     shift = ops.cast(draws[-1] * ops.cast(rest, "float32"), "int32")
-    other = (start + within + shift) % rest
-    # A number counts the batch's classes that come before it.
-    before = ops.arange(ops.shape(own)[0], dtype="int32")
-    before = ops.where(before < count, own - before, num_classes)
-    other = other + ops.cast(ops.searchsorted(before, other, side="right"), "int32")
-    place = ops.arange(size, dtype="int32")
-    classes = ops.where(
-        place < count, ops.take(own, ops.minimum(place, ops.shape(own)[0] - 1)), other
-    )
-    return classes, ops.where(inside, ops.cast(ops.searchsorted(own, labels), "int32"), -1)
+    return (start + within + shift) % rest
 
 
 # Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.

@@ -52,7 +52,8 @@ class ContrastiveLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         hinge = ops.relu(self.margin - distances)
         counted = ops.logical_and(negatives, hinge > 0) if self.average == "active" else negatives
         return self.over_pairs(pairs, distances, positives) + self.over_pairs(pairs, hinge, counted)
@@ -91,7 +92,8 @@ class CosineContrastiveLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         hinge = ops.relu(cosines - self.margin)
         active = ops.logical_and(negatives, hinge > 0)
         pull = self.over_pairs(pairs, ops.square(cosines - 1.0), positives)
@@ -175,7 +177,8 @@ class BinomialDevianceLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         logits = self.alpha * (cosines - self.beta)
         pull = self.over_pairs(pairs, ops.softplus(-logits), positives)
         return pull + self.over_pairs(pairs, ops.softplus(self.negative_cost * logits), negatives)
@@ -307,7 +310,8 @@ class RankedListLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         pull = _weighted(
             distances - (self.boundary - self.margin), positives, self.positive_temperature
         )

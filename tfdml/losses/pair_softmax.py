@@ -174,7 +174,8 @@ class NTXentLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         logits = cosines / self.temperature
         # Relative to each positive, so that a sure pair keeps its digits.
         relative = pairwise.masked_logsumexp(logits, negatives, axis=1)[:, None] - logits
@@ -218,7 +219,8 @@ class SoftNearestNeighborLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         logits = -distances / self.temperature
         # ln(1 + others / positives), which keeps its digits where the anchor is sure.
         values = ops.softplus(
@@ -280,7 +282,8 @@ class TupletMarginLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         push = pairwise.masked_logsumexp(self.scale * cosines, negatives, axis=1)
         rows = self.over_pairs(
             pairs, ops.softplus(push[:, None] - self.scale * self._with_slack(pairs)), positives
@@ -304,7 +307,8 @@ class TupletMarginLoss(CosinePairLoss):
     def _variance(self, pairs):
         if not self.variance_weight:
             return 0.0
-        cosines, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        cosines = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         least = (1.0 - self.variance_slack) * pairwise.masked_mean(cosines, positives)
         most = (1.0 + self.variance_slack) * pairwise.masked_mean(cosines, negatives)
         pull = self.over_pairs(pairs, ops.square(ops.relu(least - cosines)), positives)
@@ -355,7 +359,8 @@ class MultiSimilarityLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        similarities = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         if self.mining == "multi_similarity" and self.mining_epsilon is not None:
             kept = multi_similarity_pairs(pairs, self.mining_epsilon)
             positives, negatives = kept.positives, kept.negatives
@@ -407,7 +412,8 @@ class LiftedStructureLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
         violation = ops.relu(distances + ops.logaddexp(push[:, None], push[None, :]))
         return self.over_pairs(pairs, 0.5 * ops.square(violation), positives)
@@ -450,7 +456,8 @@ class GeneralizedLiftedStructureLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         pull = pairwise.masked_logsumexp(distances - self.positive_margin, positives, axis=1)
         push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
         counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
@@ -493,7 +500,8 @@ class CircleLoss(CosinePairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        similarities, positives, negatives = pairs.cosines(), pairs.positives, pairs.negatives
+        similarities = pairs.cosines()
+        positives, negatives = pairs.positives, pairs.negatives
         positive_weight = ops.stop_gradient(ops.relu(1.0 + self.margin - similarities))
         negative_weight = ops.stop_gradient(ops.relu(similarities + self.margin))
         pull = -self.gamma * positive_weight * (similarities - 1.0 + self.margin)

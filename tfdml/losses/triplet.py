@@ -132,7 +132,8 @@ class TripletLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         soft = self.margin == "soft"
         if self.mining == "hard":
             rows, active, mined = _hardest(distances, positives, negatives, self._cost)
@@ -146,9 +147,9 @@ class TripletLoss(PairLoss):
                 _softly_weighted if soft else functools.partial(_weighted, margin=self.margin)
             )
             rows, active, mined = weighted(distances, positives, weights)
-        return self.mean_over(
-            pairs, rows, ops.sum(active if self.average == "active" and not soft else mined)
-        )
+        # Every triplet of a soft margin is active.
+        only_active = self.average == "active" and not soft
+        return self.mean_over(pairs, rows, ops.sum(active if only_active else mined))
 
     def _cost(self, differences):
         """Return what a triplet costs, from d_ap - d_an."""
@@ -269,7 +270,8 @@ class QuadrupletLoss(PairLoss):
 
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         hinges = _below(distances, positives, negatives, self.margin)
         triplets = _per_tuple(hinges, positives, pairwise.masked_count(negatives, axis=1))
         size = ops.shape(distances)[0]

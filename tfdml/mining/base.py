@@ -231,22 +231,10 @@ class GivenPairs(Relation):
 
     def __init__(self, pairs, threshold=0.5):
         self.threshold = number("threshold", threshold)
-        rows = np.asarray(pairs, np.float64)
-        if rows.ndim != 2 or rows.shape[1] != 3 or not len(rows) or not np.isfinite(rows).all():
-            raise ValueError(
-                f"pairs must be (P, 3) finite numbers (a, b, similarity), not of shape {rows.shape}"
-            )
-        ends = rows[:, :2].astype(np.int64)
-        if (ends != rows[:, :2]).any() or ends.min() < 0 or ends.max() > np.iinfo(np.int32).max:
-            raise ValueError("the ids of pairs must be integers from 0 to 2^31 - 1")
+        rows = _checked_pairs(pairs)
         # By both ends, once each: the partners of an image follow one another, in ascending order.
         both = np.unique(np.concatenate([rows, rows[:, [1, 0, 2]]]), axis=0)
-        twice = np.flatnonzero((both[1:, :2] == both[:-1, :2]).all(axis=1))
-        if len(twice):
-            a, b, similarity = both[twice[0]]
-            raise ValueError(
-                f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others"
-            )
+        _refuse_two_similarities(both)
         self.pairs = both[both[:, 0] <= both[:, 1]]
         self._ids, starts = np.unique(both[:, 0].astype(np.int32), return_index=True)
         # The last entries are those of an image without any pair.
@@ -258,13 +246,10 @@ class GivenPairs(Relation):
         """Look the pairs up: (N, 1), (M, 1) ids -> (N, M) float32, NaN where a pair is not
         listed."""
         a, b = ops.cast(a[:, 0], "int32"), ops.cast(b[:, 0], "int32")
-        place = ops.clip(ops.searchsorted(self._ids, a), 0, len(self._ids) - 1)
-        place = ops.where(ops.take(self._ids, place) == a, place, len(self._ids))
-        low, end = (
-            ops.take(self._starts, place)[:, None],
-            ops.take(self._starts, place + 1)[:, None],
-        )
-        high = end
+        index = ops.clip(ops.searchsorted(self._ids, a), 0, len(self._ids) - 1)
+        index = ops.where(ops.take(self._ids, index) == a, index, len(self._ids))
+        low = ops.take(self._starts, index)[:, None]
+        high = end = ops.take(self._starts, index + 1)[:, None]
         # Each image of b among the partners of each of a, by bisection.
         for _ in range(int(np.diff(self._starts).max()).bit_length()):
             middle = (low + high) // 2
@@ -272,6 +257,31 @@ class GivenPairs(Relation):
             low, high = ops.where(before, middle + 1, low), ops.where(before, high, middle)
         found = ops.logical_and(low < end, ops.take(self._partners, low) == b[None, :])
         return ops.where(found, ops.take(self._similarities, low), float("nan"))
+
+
+def _checked_pairs(pairs):
+    """Return pairs as an array (P, 3)."""
+    rows = np.asarray(pairs, np.float64)
+    is_table = rows.ndim == 2 and rows.shape[1] == 3 and len(rows) > 0
+    if not is_table or not np.isfinite(rows).all():
+        raise ValueError(
+            f"pairs must be (P, 3) finite numbers (a, b, similarity), not of shape {rows.shape}"
+        )
+    ids = rows[:, :2]
+    is_whole = (ids.astype(np.int64) == ids).all()
+    if not is_whole or ids.min() < 0 or ids.max() > np.iinfo(np.int32).max:
+        raise ValueError("the ids of pairs must be integers from 0 to 2^31 - 1")
+    return rows
+
+
+def _refuse_two_similarities(ordered_pairs):
+    same_ids = (ordered_pairs[1:, :2] == ordered_pairs[:-1, :2]).all(axis=1)
+    twice = np.flatnonzero(same_ids)
+    if len(twice):
+        a, b, similarity = ordered_pairs[twice[0]]
+        raise ValueError(
+            f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others"
+        )
 
 
 # The kinds of what a loss is composed of, and how messages say that they are called.

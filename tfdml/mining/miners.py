@@ -121,9 +121,8 @@ def negative_probabilities(pairs, cutoff=0.5, nonzero_loss_cutoff=1.4):
     near = ops.logical_and(negatives, distances < nonzero_loss_cutoff)
     # Clamped above as well, so that the logarithm is finite at the pairs that are masked out.
     clamped = ops.clip(distances, cutoff, nonzero_loss_cutoff)
-    log_weights = (2.0 - dim) * ops.log(clamped) - 0.5 * (dim - 3.0) * ops.log(
-        1.0 - 0.25 * ops.square(clamped)
-    )
+    log_bend = ops.log(1.0 - 0.25 * ops.square(clamped))
+    log_weights = (2.0 - dim) * ops.log(clamped) - 0.5 * (dim - 3.0) * log_bend
     has_near = ops.any(near, axis=1, keepdims=True)
     candidates = ops.where(has_near, near, negatives)
     log_weights = ops.where(ops.logical_and(has_near, near), log_weights, 0.0)
@@ -210,7 +209,8 @@ class BatchEasyHardMiner(Miner):
 
     def __call__(self, pairs):
         """Return the pairs to keep: see `Miner`."""
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         if self.positives == "semi_hard":
             chosen_negatives = _one(distances, negatives, furthest=self.negatives == "easy")
             positives = ops.logical_and(
@@ -295,9 +295,8 @@ def _one(distances, mask, furthest):
     none."""
     signed = distances if furthest else -distances
     index = pairwise.index_of_largest(ops.where(mask, signed, float("-inf")))
-    return ops.logical_and(
-        mask, ops.arange(ops.shape(distances)[1], dtype=index.dtype)[None, :] == index[:, None]
-    )
+    columns = ops.arange(ops.shape(distances)[1], dtype=index.dtype)
+    return ops.logical_and(mask, columns[None, :] == index[:, None])
 
 
 def _value(distances, chosen, missing):

@@ -19,6 +19,7 @@ RepL4NLP 2021.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -105,17 +106,15 @@ class Chunks:
 
         def step(take, carried):
             states, sums = carried[: len(self.states)], carried[len(self.states) :]
-            own = [tf.identity(weight) for weight in weights]
+            watched = [tf.identity(weight) for weight in weights]
+            mapping = list(zip(variables, watched, strict=True))
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(own)
-                representations, states = self._run(
-                    self._take(take), states, zip(variables, own, strict=True)
-                )
-            found = tape.gradient(
-                [representations[name] for name in names], own, [take(value) for value in given]
-            )
-            reached.update(i for i, gradient in enumerate(found) if gradient is not None)
-            return {}, [*states, *map(_sum, found, sums)]
+                tape.watch(watched)
+                representations, states = self._run(self._take(take), states, mapping)
+            outputs = [representations[name] for name in names]
+            gradients = tape.gradient(outputs, watched, list(map(take, given)))
+            reached.update(i for i, gradient in enumerate(gradients) if gradient is not None)
+            return {}, [*states, *map(_sum, gradients, sums)]
 
         # From the same states as the first pass; where this one ends is known.
         carried, _ = self._over_chunks(step, [*self.before, *map(tf.zeros_like, weights)], {})
@@ -171,9 +170,7 @@ class Chunks:
             for first in range(0, total, size):
                 found, carried = step(lambda x, first=first: x[first : first + size], carried)
                 parts.append(found)
-            return carried, {
-                name: tf.concat([part[name] for part in parts], 0) for name in parts[0]
-            }
+            return carried, _concatenated(parts)
         if total is None:
             count = (self.count + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
@@ -183,8 +180,16 @@ class Chunks:
         )
         if total % size:
             last, carried = step(lambda x: x[total - total % size :], carried)
-            found = {name: tf.concat([value, last[name]], 0) for name, value in found.items()}
+            found = _concatenated([found, last])
         return carried, found
+
+
+def _concatenated(parts: Sequence[dict]) -> dict:
+    """Return the outputs of some chunks one after another."""
+    outputs = {}
+    for name in parts[0]:
+        outputs[name] = tf.concat([part[name] for part in parts], 0)
+    return outputs
 
 
 def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> dict:
@@ -204,50 +209,70 @@ def represent_in_chunks(learner: Any, images: Any, size: int, devices: int) -> d
     changed: set[int] = set()
 
     def run(carried, chunk):
-        mapping = [*values, *((states[i], value) for i, value in carried.items())]
-        representations, after, places = _represent(learner, chunk, states, mapping)
-        changed.update(places)
+        carried_values = [(states[i], value) for i, value in carried.items()]
+        mapping = [*values, *carried_values]
+        representations, after, indices = _represent(learner, chunk, states, mapping)
+        changed.update(indices)
         return {i: after[i] for i in carried}, representations
 
-    count, rest = divmod(keras.tree.flatten(images)[0].shape[0] // devices, size)
-
-    def split(x):
-        """Return the whole chunks, each of as many images of every device, and the last images of
-        each."""
-        x = ops.reshape(x, (devices, -1, *x.shape[1:]))
-        whole = ops.reshape(x[:, : count * size], (devices, count, size, *x.shape[2:]))
-        return _merged(ops.swapaxes(whole, 0, 1), 1), _merged(x[:, count * size :], 0)
-
-    def join(whole, *last):
-        """Return the rows of all chunks in the order of the batch."""
-        whole = ops.reshape(whole, (count, devices, size, *whole.shape[2:]))
-        rows = [
-            _merged(ops.swapaxes(whole, 0, 1), 1),
-            *(ops.reshape(x, (devices, rest, *x.shape[1:])) for x in last),
-        ]
-        return _merged(ops.concatenate(rows, axis=1), 0)
-
-    chunks = keras.tree.map_structure(lambda x: split(x)[0], images)
+    share = keras.tree.flatten(images)[0].shape[0] // devices
+    count, rest = divmod(share, size)
+    cut = _DeviceChunks(devices, count, rest, size)
+    chunks = keras.tree.map_structure(cut.whole, images)
     # What no chunk changes need not go from chunk to chunk.
     jax.eval_shape(run, {}, keras.tree.map_structure(lambda x: x[0], chunks))
     run_again = jax.checkpoint(run)
-    carried, representations = jax.lax.scan(
-        run_again, {i: states[i].value for i in sorted(changed)}, chunks
-    )
+    before = {i: states[i].value for i in sorted(changed)}
+    carried, representations = jax.lax.scan(run_again, before, chunks)
     parts = [representations]
     if rest:
-        carried, last = run_again(carried, keras.tree.map_structure(lambda x: split(x)[1], images))
+        carried, last = run_again(carried, keras.tree.map_structure(cut.last, images))
         parts.append(last)
     for i, value in carried.items():
         states[i].assign(value)
-    return {name: join(*(part[name] for part in parts)) for name in representations}
+    return keras.tree.map_structure(cut.join, *parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _DeviceChunks:
+    """How a batch that devices share is cut into chunks, each of as many images of every device.
+
+    Args:
+        devices: How many devices there are.
+        count: How many whole chunks there are.
+        rest: Images of each device in the last chunk; 0: there is none.
+        size: Images of each device in a whole chunk.
+    """
+
+    devices: int
+    count: int
+    rest: int
+    size: int
+
+    def _by_device(self, x):
+        return ops.reshape(x, (self.devices, -1, *x.shape[1:]))
+
+    def whole(self, x):
+        """Return the whole chunks of a batch, (count, devices * size, ...)."""
+        x = self._by_device(x)[:, : self.count * self.size]
+        x = ops.reshape(x, (self.devices, self.count, self.size, *x.shape[2:]))
+        return _merged(ops.swapaxes(x, 0, 1), 1)
+
+    def last(self, x):
+        """Return the last chunk of a batch, (devices * rest, ...)."""
+        return _merged(self._by_device(x)[:, self.count * self.size :], 0)
+
+    def join(self, whole, *last):
+        """Return the rows of all chunks in the order of the batch."""
+        whole = ops.reshape(whole, (self.count, self.devices, self.size, *whole.shape[2:]))
+        rows = [_merged(ops.swapaxes(whole, 0, 1), 1), *map(self._by_device, last)]
+        return _merged(ops.concatenate(rows, axis=1), 0)
 
 
 def _merged(x, axis: int):
     """Return x with an axis and the one after it as one."""
-    return ops.reshape(
-        x, (*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
-    )
+    length = x.shape[axis] * x.shape[axis + 1]
+    return ops.reshape(x, (*x.shape[:axis], length, *x.shape[axis + 2 :]))
 
 
 def _represent(
@@ -262,7 +287,7 @@ def _represent(
         mapping: Variables and their values.
 
     Returns:
-        The representations, the states after them, and the places of those that have changed.
+        The representations, the states after them, and the indices of those that have changed.
     """
     with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
         before = [scope.get_current_value(variable) for variable in states]

@@ -92,6 +92,36 @@ def _gives_maps(shape: tuple, pooling: str) -> bool:
     return len(shape) == 4
 
 
+def _resolved(backbone: Any, image_size: int, scaling: Any) -> tuple[keras.Model, Any]:
+    """Return the network of a backbone, and the scaling of its pixels."""
+    if isinstance(backbone, str):
+        backbone = backbones.resolve(backbone, image_size)
+    if isinstance(backbone, backbones.Backbone):
+        scaling = backbone.scaling if scaling is None else scaling
+        backbone = backbone.model
+    if isinstance(backbone, dict):
+        backbone = keras.saving.deserialize_keras_object(backbone)
+    if not isinstance(backbone, keras.Model):
+        raise ValueError(f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}")
+    return backbone, scaling
+
+
+def _color(color: Any) -> list[int]:
+    if len(color) != 3 or any(int(part) != part or not 0 <= part <= 255 for part in color):
+        raise ValueError(f"pad_color must be three whole numbers of 0 to 255, not {color!r}")
+    return [int(part) for part in color]
+
+
+def _dimension(head: Any, features: Any, embedding_dim: int | None, projection_bias: bool) -> int:
+    """Return the size of the vectors that a head gives, or the dense layer where there is none."""
+    if head is not None:
+        return _dim_of_head(head, int(features), embedding_dim, projection_bias)
+    if embedding_dim is None:
+        return 512
+    integer("embedding_dim", embedding_dim, at_least=0)
+    return int(embedding_dim) or int(features)
+
+
 def _dim_of_head(head: Any, features: int, embedding_dim: int | None, projection_bias: bool) -> int:
     """D of the vectors that a head gives."""
     if not isinstance(head, keras.layers.Layer):
@@ -184,16 +214,17 @@ def _check_shape(embedder: Any, shape: tuple) -> None:
         fits = fits and (size == own or size is None or own is None)
     if fits:
         return
-    gray = len(expected) == 3 and (len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1))
-    advice = (
-        ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such"
-        if gray
-        else ""
-    )
+    advice = ""
+    if len(expected) == 3 and _is_gray(shape):
+        advice = ": of gray images np.repeat(x.reshape((*x.shape[:3], 1)), 3, axis=-1) makes such"
     names = ["N"]
     for name, size in zip("HWC", expected, strict=False):
         names.append(name if size is None else str(size))
     raise UserError(f"images must have shape ({', '.join(names)}), not {shape}{advice}")
+
+
+def _is_gray(shape: tuple) -> bool:
+    return len(shape) == 3 or (len(shape) == 4 and shape[-1] == 1)
 
 
 def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
@@ -333,67 +364,36 @@ class Embedder(SavedAsFile, EmbeddingModel):
     ):
         # Pixels are scaled in float32 before anything is cast to a narrower compute dtype.
         super().__init__(name=name, **{**kwargs, "autocast": False})
-        if isinstance(backbone, str):
-            backbone = backbones.resolve(backbone, image_size)
-        if isinstance(backbone, backbones.Backbone):
-            scaling = backbone.scaling if scaling is None else scaling
-            backbone = backbone.model
-        if isinstance(backbone, dict):
-            backbone = keras.saving.deserialize_keras_object(backbone)
-        if not isinstance(backbone, keras.Model):
-            raise ValueError(
-                f"backbone must be a name, a Backbone or a keras.Model, not {backbone!r}"
-            )
-        if embedding_dim is not None:
-            integer("embedding_dim", embedding_dim, at_least=0)
+        backbone, scaling = _resolved(backbone, image_size, scaling)
         one_of("pooling", pooling, tuple(POOLINGS))
         one_of("batch_norm", batch_norm, BATCH_NORM_MODES)
         one_of("resize_mode", resize_mode, ("shorter", "squash", "pad"))
         dropout = number("dropout", dropout, at_least=0, below=1)
-        if len(pad_color) != 3 or any(
-            int(part) != part or not 0 <= part <= 255 for part in pad_color
-        ):
-            raise ValueError(
-                f"pad_color must be three whole numbers of 0 to 255, not {pad_color!r}"
-            )
         self.backbone = backbone
         self.image_size = int(image_size)
         self.resize = int(resize or image_size)
         self.resize_mode = resize_mode
-        self.pad_color = [int(part) for part in pad_color]
+        self.pad_color = _color(pad_color)
         features = backbone.compute_output_shape((None, *self.view_shape))
         self.gives_maps = _gives_maps(features, pooling)
         self.head = restore(head)
-        if self.head is None:
-            self.embedding_dim = (
-                512 if embedding_dim is None else int(embedding_dim) or int(features[-1])
-            )
-        else:
-            self.embedding_dim = _dim_of_head(
-                self.head, int(features[-1]), embedding_dim, projection_bias
-            )
-        self.pooling, self.batch_norm, self.dropout = pooling, batch_norm, dropout
+        self.embedding_dim = _dimension(self.head, features[-1], embedding_dim, projection_bias)
+        self.pooling = pooling
+        self.batch_norm = batch_norm
+        self.dropout = dropout
         self.projection_bias = bool(projection_bias)
         self.input_scaling = InputScaling(
             scaling or "tf", name="input_scaling", dtype=self.dtype_policy
         )
         self.scaling = self.input_scaling.mode
         self.pool = self._pooling_layer()
-        # Only where it is wanted: a layer with a random state has a place in every checkpoint.
-        self.drop = (
-            keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
-            if dropout
-            else None
-        )
+        self.drop = None
+        if dropout:
+            # Only where it is wanted: a layer with a random state has a place in every checkpoint.
+            self.drop = keras.layers.Dropout(dropout, name="dropout", dtype=self.dtype_policy)
         self.dense = self.head
         if self.head is None:
-            self.dense = keras.layers.Dense(
-                self.embedding_dim,
-                use_bias=self.projection_bias,
-                kernel_initializer="identity" if embedding_dim == 0 else "glorot_uniform",
-                name="projection",
-                dtype=self.dtype_policy,
-            )
+            self.dense = self._dense_layer("identity" if embedding_dim == 0 else "glorot_uniform")
         self.normalize = L2Normalize(name="normalize")
         #: Whether images in 0..1 are still to be warned of: with these modes pixels have the
         #: backbone's own range.
@@ -448,6 +448,16 @@ class Embedder(SavedAsFile, EmbeddingModel):
                 f"pooling='cls': {self.backbone.name} has no class token; use 'avg' or another"
             )
         return pool(name="pool", dtype=self.dtype_policy)
+
+    def _dense_layer(self, initializer: str) -> keras.layers.Dense:
+        """Return the layer from pooled features to the embedding, where there is no head."""
+        return keras.layers.Dense(
+            self.embedding_dim,
+            use_bias=self.projection_bias,
+            kernel_initializer=initializer,
+            name="projection",
+            dtype=self.dtype_policy,
+        )
 
     def build(self, input_shape):
         """Create the weights that the backbone does not have yet."""

@@ -166,13 +166,12 @@ class AttentionEnsemble(Embedder):
         """`projection`, `heads` and `embedding` of pooled features (B, M c), as `represent` names
         them."""
         by_head = self.dense(ops.reshape(pooled, (-1, pooled.shape[-1] // self.heads)))
-        heads = self.normalize(by_head)
-        return {
-            "projection": ops.reshape(by_head, (-1, self.embedding_dim)),
-            "heads": ops.reshape(heads, (-1, self.heads, self.embedding_dim // self.heads)),
-            # Divided by sqrt(M), for length 1.
-            "embedding": ops.reshape(heads, (-1, self.embedding_dim)) / math.sqrt(self.heads),
-        }
+        projection = ops.reshape(by_head, (-1, self.embedding_dim))
+        unit = self.normalize(by_head)
+        heads = ops.reshape(unit, (-1, self.heads, self.embedding_dim // self.heads))
+        # Divided by sqrt(M), for length 1.
+        embedding = ops.reshape(unit, (-1, self.embedding_dim)) / math.sqrt(self.heads)
+        return {"projection": projection, "heads": heads, "embedding": embedding}
 
     def _features_and_context(self, images, training):
         scaled = self.input_scaling(images)
@@ -183,10 +182,10 @@ class AttentionEnsemble(Embedder):
 
     def _side_by_side(self, maps):
         height, width = ops.shape(maps)[1:3]
-        apart = ops.reshape(maps, (-1, self.heads, height, width, maps.shape[-1]))
-        return ops.reshape(
-            ops.transpose(apart, (0, 2, 3, 1, 4)), (-1, height, width, self.heads * maps.shape[-1])
-        )
+        channels = maps.shape[-1]
+        by_head = ops.reshape(maps, (-1, self.heads, height, width, channels))
+        by_position = ops.transpose(by_head, (0, 2, 3, 1, 4))
+        return ops.reshape(by_position, (-1, height, width, self.heads * channels))
 
     def masks(self, images):
         """Return the attention masks of the images, (B, M, h, w, c) between 0 and 1, to look at."""
@@ -196,10 +195,11 @@ class AttentionEnsemble(Embedder):
         """Return the shape of each representation of images of this shape."""
         shapes = super().representation_shapes(input_shape)
         batch, height, width, channels = shapes["feature_map"]
+        all_channels = self.heads * channels
         return {
             **shapes,
-            "feature_map": (batch, height, width, self.heads * channels),
-            "pooled": (batch, self.heads * channels),
+            "feature_map": (batch, height, width, all_channels),
+            "pooled": (batch, all_channels),
             "heads": (batch, self.heads, self.embedding_dim // self.heads),
         }
 

@@ -101,18 +101,20 @@ def represent_batches(
         representations = model.represent(images, training=False)
         return {name: ops.cast(representations[name], "float32") for name in names}
 
-    run, parts, labels = compiled(model, vectors_of), [], []
+    run = compiled(model, vectors_of)
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    labels = []
     for batch in batches:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise ValueError("each batch must be (images, labels)")
         vectors = run(batch[0])
-        parts.append({name: ops.convert_to_numpy(vectors[name]) for name in names})
+        for name in names:
+            parts[name].append(ops.convert_to_numpy(vectors[name]))
         labels.append(ops.convert_to_numpy(batch[1]).reshape(-1).astype(np.int64))
-    if not parts:
+    if not labels:
         raise ValueError("there is no batch to calibrate on")
-    return {name: np.concatenate([part[name] for part in parts]) for name in names}, np.concatenate(
-        labels
-    )
+    joined = {name: np.concatenate(vectors) for name, vectors in parts.items()}
+    return joined, np.concatenate(labels)
 
 
 def never_ends(batches: Any) -> bool:

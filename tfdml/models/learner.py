@@ -2,28 +2,17 @@
 
 import inspect
 import itertools
-import types
-import warnings
 
 import keras
-import numpy as np
 from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
 from tfdml.errors import REASON, UserError, user_errors
-from tfdml.labels import integer_labels, require_classes
-from tfdml.losses.classification import refuse_unknown_classes
-from tfdml.models.embedder import (
-    Embedder,
-    build_once,
-    check_images,
-    first_batch,
-    untrained_batch_norm,
-)
-from tfdml.models.inference import never_ends, represent_batches
-from tfdml.models.text import TextEmbedder
-from tfdml.objectives import InstanceLoss, MetricLoss, Objective, ProxyLoss
+from tfdml.models.embedder import Embedder, build_once
+from tfdml.models.inference import represent_batches
+from tfdml.models.learner_inputs import LearnerInputs
+from tfdml.objectives import MetricLoss, Objective
 from tfdml.objectives.terms import build_objectives
 from tfdml.pairs import Pairs, Scope
 from tfdml.saving import SavedAsFile, SavedByArguments, restore
@@ -103,13 +92,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         super().__init__(name=name, **{**kwargs, "autocast": False})
         self.gradient_cache = integer("gradient_cache", gradient_cache, at_least=0)
         embedder = restore(embedder)
-        self.towers = (
-            {view: restore(tower) for view, tower in embedder.items()}
-            if isinstance(embedder, dict)
-            else {}
-        )
+        self.towers = {}
+        if isinstance(embedder, dict):
+            self.towers = {view: restore(tower) for view, tower in embedder.items()}
         self.embedder = next(iter(self.towers.values()), embedder)
-        for tower in self.towers.values() or [self.embedder]:
+        for tower in self._embedders:
             if not isinstance(tower, Embedder):
                 raise ValueError(
                     f"embedder must be a tfdml.models.Embedder, or a dict of them, not {embedder!r}"
@@ -124,9 +111,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             keras.metrics.Mean(name=objective.name) for objective in self.objectives
         ]
         self.observation_trackers = {
-            f"{objective.name}_{key}": keras.metrics.Mean(name=f"{objective.name}_{key}")
-            for objective in self.objectives
-            for key in objective.observes
+            name: keras.metrics.Mean(name=name) for name in _observation_names(self.objectives)
         }
         self.distance_trackers = [keras.metrics.Mean(name=name) for name in _DISTANCES]
 
@@ -149,14 +134,18 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     @property
     def drawn_weight_ids(self) -> set[int]:
         """The ids of the weights of objectives of which each step uses rows that are drawn."""
-        return {id(weight) for objective in self.objectives for weight in objective.drawn_weights}
+        drawn = [objective.drawn_weights for objective in self.objectives]
+        return set(map(id, itertools.chain(*drawn)))
+
+    @property
+    def _embedders(self) -> list:
+        """The embedder of each view, or the only one."""
+        return list(self.towers.values()) or [self.embedder]
 
     @property
     def embedder_weights(self) -> list:
         """The weights of the embedders of all views."""
-        return [
-            weight for tower in self.towers.values() or [self.embedder] for weight in tower.weights
-        ]
+        return list(itertools.chain(*(tower.weights for tower in self._embedders)))
 
     def representation_shapes(self, input_shape) -> dict:
         """Return the shapes of the embedders' representations, by name."""
@@ -214,24 +203,6 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                     "its own; or train one embedder on the images of both views, with the same "
                     "labels, as one batch"
                 )
-
-    def _refuse_other_trainables(self) -> None:
-        """Refuse to train other variables than the learner was compiled for."""
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        before = {id(variable): variable for variable in workarounds.trained_by(optimizer)}
-        now = {id(variable): variable for variable in self.trainable_variables}
-        frozen = [variable.path for key, variable in before.items() if key not in now]
-        added = [variable.path for key, variable in now.items() if key not in before]
-        if not frozen and not added:
-            return
-        changes = []
-        for words, paths in (("frozen", frozen), ("trainable", added)):
-            if paths:
-                changes.append(f"{len(paths)} variables are {words}, such as {paths[0]}")
-        raise UserError(
-            f"since the optimizer was built {' and '.join(changes)}: call compile() again, with a "
-            "new optimizer"
-        )
 
     def compile(self, optimizer="rmsprop", loss=None, **options):
         """As in Keras, but without a loss and metrics: the objectives are the loss.
@@ -299,15 +270,14 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
         )
         drawn = self.drawn_weight_ids
-        # Keras 3.15 squares the parts of a row that a batch uses several times one by one: their
-        # sum is the gradient.
-        gradients = [
-            gradient
-            if gradient is None or id(variable) in drawn
-            else tf.convert_to_tensor(gradient)
-            for gradient, variable in zip(gradients, trained, strict=True)
-        ]
-        self.optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        updates = []
+        for gradient, variable in zip(gradients, trained, strict=True):
+            if gradient is not None and id(variable) not in drawn:
+                # Keras 3.15 squares the parts of a row that a batch uses several times one by one:
+                # their sum is the gradient.
+                gradient = tf.convert_to_tensor(gradient)
+            updates.append((gradient, variable))
+        self.optimizer.apply_gradients(updates)
         return self.compute_metrics(images, labels, representations)
 
     def _exceeds_a_chunk(self, size: int | None) -> bool:
@@ -368,16 +338,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         labels = pairwise.as_labels(y, rows=self.positives is not None)
         self._track_distances(y_pred["embedding"], labels)
         y_pred = self.represent_labeled(y_pred, labels, training)
-        # What pairs need is gathered, and nothing else.
         size, num_replicas = ops.shape(labels)[0], replicas.count()
         scope, all_labels = Scope.of_replica(size), replicas.gather(labels)
-        names = {
-            name
-            for objective in self.objectives
-            if not objective.per_image
-            for name in objective.reads
-        }
-        gathered = {name: replicas.gather(y_pred[name]) for name in sorted(names)}
+        gathered = self._gather_for_pairs(y_pred)
 
         loss = reported = ops.zeros((), "float32")
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
@@ -401,6 +364,12 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             loss = loss + ops.stop_gradient(reported - loss)
         return loss + pairwise.nan_if_no_label(labels)
 
+    def _gather_for_pairs(self, representations) -> dict:
+        """Return what pairs need of the representations of all replicas, and nothing else."""
+        of_pairs = [objective.reads for objective in self.objectives if not objective.per_image]
+        names = sorted({*itertools.chain(*of_pairs)})
+        return {name: replicas.gather(representations[name]) for name in names}
+
     @property
     def reads(self) -> tuple[str, ...]:
         """The names of the representations that a step needs."""
@@ -412,11 +381,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def positives(self):
         """What says which images belong together: that of the first objective which has such; None
         for equal labels."""
-        return next((o.positives for o in self.objectives if o.positives is not None), None)
+        relations = [objective.positives for objective in self.objectives]
+        return next((relation for relation in relations if relation is not None), None)
 
     def _track_distances(self, embeddings, labels):
         pairs = Pairs.of_batch(ops.stop_gradient(embeddings), labels, self.positives)
-        distances, positives, negatives = pairs.distances(), pairs.positives, pairs.negatives
+        distances = pairs.distances()
+        positives, negatives = pairs.positives, pairs.negatives
         furthest = ops.max(
             ops.where(positives, distances, -1.0), axis=1, keepdims=True, initial=-1.0
         )
@@ -452,7 +423,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """
         chosen = self.objectives if objectives is None else objectives
-        chosen = [o for o in chosen if o.calibrates_on]
+        chosen = [objective for objective in chosen if objective.calibrates_on]
         if not chosen:
             return
         if not self.built:
@@ -473,128 +444,35 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             ValueError: Under a distribution strategy, a batch has fewer images than there are
                 replicas, or the first one cannot be split equally.
         """
-        options = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
-        options.update(x=x, y=self._integers(y))
-        if isinstance(x, types.GeneratorType):
-            batch = next(x, ())
-            options["x"] = (part for part in itertools.chain([batch], x))
-            self._check_data(batch)
-        else:
-            self._check_data(x, y, options.get("sample_weight"), options.get("class_weight"))
-        if options.get("validation_data") is not None:
-            validation = options["validation_data"]
-            self._check_data(
-                *(validation if isinstance(validation, tuple | list) else (validation,))
-            )
-            if isinstance(validation, tuple) and len(validation) == 2:
-                validation = validation[0], self._integers(validation[1])
-            options["validation_data"] = self._with_checked_classes(validation)
-        if never_ends(x) and not options.get("steps_per_epoch"):
-            raise UserError(
-                "the training batches never end: give fit steps_per_epoch, or the batches num_steps"
-            )
-        steps_per_epoch, together = options.get("steps_per_epoch") or 0, self.steps_per_execution
-        if steps_per_epoch % together:
-            raise UserError(
-                f"is no multiple of steps_per_execution={together}", steps_per_epoch=steps_per_epoch
-            )
-        if options["y"] is not None and options["y"].ndim == 1:
-            require_classes(options["y"], "training")
-            if not (
-                isinstance(x, dict)
-                or self._with_classes
-                or len(np.unique(options["y"])) < len(options["y"])
-            ):
-                warnings.warn(
-                    "no two images have the same label, so that no image has a positive",
-                    stacklevel=2,
-                )
-        for objective in self.objectives:
-            if not objective.calibrated:
-                warnings.warn(
-                    f"{objective.name} is not calibrated ({objective.without_calibration}): call "
-                    "learner.calibrate(batches), one pass over the training images, before fit",
-                    stacklevel=2,
-                )
-        if message := untrained_batch_norm(self.embedder):
-            warnings.warn(message, stacklevel=2)
-        self._warn_of_another_size(x)
-        if y is None and hasattr(x, "cardinality"):
-            # Keras warns that it does not shuffle a tf.data.Dataset, though nobody asked it to.
-            options.setdefault("shuffle", False)
-        if isinstance(x, keras.callbacks.Callback):
-            # Batches that follow the epochs, as `tfdml.data.ArrayBatches`.
-            options["shuffle"] = False
-            options["callbacks"] = [x, *keras.tree.flatten(options.get("callbacks") or [])]
+        inputs = LearnerInputs(self)
+        given = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
+        arguments = inputs.fit_arguments({**given, "x": x, "y": y})
         self._create_variables()
-        self._refuse_other_trainables()
+        inputs.refuse_other_trainables()
         with replicas.explaining_empty_replicas():
-            options["x"] = self._with_checked_classes(options["x"])
-            return super().fit(**options)
-
-    def _warn_of_another_size(self, batches) -> None:
-        spec = getattr(batches, "element_spec", None)
-        shape = getattr(spec[0], "shape", None) if isinstance(spec, tuple) else None
-        size = shape[1] if shape is not None and shape.rank == 4 else None
-        own = self.embedder.image_size
-        if size is not None and size != own:
-            warnings.warn(
-                f"the training images have {size} px, and the embedder evaluates and exports views "
-                "of its image_size "
-                f"of {own}: give the batches transform=TrainTransform(image_size={own}), or the "
-                "embedder "
-                f"image_size={size}",
-                stacklevel=3,
-            )
+            arguments["x"] = inputs.refusing(arguments["x"])
+            return super().fit(**arguments)
 
     def train_on_batch(self, x, y=None, sample_weight=None, class_weight=None, return_dict=False):
         """As in Keras, of images and integer labels, which replicas share as in `fit`."""
-        self._check_data(x, y, sample_weight, class_weight)
+        inputs = LearnerInputs(self)
+        inputs.check(x, y, sample_weight, class_weight)
         self._create_variables()
-        self._refuse_other_trainables()
+        inputs.refuse_other_trainables()
         with replicas.explaining_empty_replicas():
-            return super().train_on_batch(x, self._integers(y), return_dict=return_dict)
+            return super().train_on_batch(x, inputs.labels(y), return_dict=return_dict)
 
     def test_on_batch(self, x, y=None, sample_weight=None, return_dict=False):
         """As in Keras, of images and integer labels, which replicas share as in `fit`."""
-        self._check_data(x, y, sample_weight)
+        inputs = LearnerInputs(self)
+        inputs.check(x, y, sample_weight)
         self._create_variables()
         with replicas.explaining_empty_replicas():
-            return super().test_on_batch(x, self._integers(y), return_dict=return_dict)
-
-    def _check_data(self, x, y=None, sample_weight=None, class_weight=None) -> None:
-        """Refuse data that no step takes, before Keras compiles one."""
-        parts = (
-            (x, y, sample_weight)
-            if y is not None
-            else x
-            if isinstance(x, tuple | list)
-            else first_batch(x)
-        )
-        if any(part is not None for part in (*parts[2:], sample_weight, class_weight)):
-            raise UserError(
-                "MetricLearner takes (images, labels), without weights of images or classes: "
-                "tfdml.data.class_balanced makes batches with equally many images of each class"
-            )
-        if not parts:
-            return
-        images, labels = (*parts, None)[:2]
-        if self.towers and isinstance(images, dict):
-            for view, tower in self.towers.items():
-                check_images(tower, images.get(view), stacklevel=4)
-        else:
-            check_images(self.embedder, images, stacklevel=4)
-        if labels is None:
-            raise UserError(
-                "MetricLearner learns from integer labels, one for each item: give (images, labels)"
-            )
-        if not hasattr(labels, "is_compatible_with"):
-            # Before the first step, as a program compiled by XLA or JAX cannot refuse labels.
-            self._check_classes(self._integers(labels))
+            return super().test_on_batch(x, inputs.labels(y), return_dict=return_dict)
 
     def _create_variables(self) -> None:
         """Create all variables, before a step is compiled, and keep what is never to train."""
-        for tower in self.towers.values() or [self.embedder]:
+        for tower in self._embedders:
             tower.keep_batch_norm()
         with workarounds.scope_of(self):
             if not self.built:
@@ -606,61 +484,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def evaluate(self, x=None, y=None, *args, **kwargs):
         """As in Keras, of classes that were trained on."""
+        inputs = LearnerInputs(self)
         if not kwargs.get("_use_cached_eval_dataset"):
-            self._check_data(x, y, kwargs.get("sample_weight"))
+            inputs.check(x, y, kwargs.get("sample_weight"))
         self._create_variables()
-        return super().evaluate(self._with_checked_classes(x), self._integers(y), *args, **kwargs)
-
-    def _integers(self, y):
-        # Before Keras makes them float32.
-        labels = None if y is None else integer_labels(y, rows=self.positives is not None)
-        if (
-            labels is not None
-            and keras.backend.backend() == "jax"
-            and np.abs(labels).max(initial=0) > 2**31 - 1
-        ):
-            raise UserError(
-                "labels must fit int32 on JAX: np.unique(labels, return_inverse=True)[1] numbers "
-                "them"
-            )
-        return labels
-
-    def _check_classes(self, labels) -> None:
-        # On JAX the tensors of a tf.data.Dataset are none of the backend's; the step checks their
-        # form.
-        own = isinstance(labels, np.ndarray) or ops.is_tensor(labels)
-        for objective in self._with_classes:
-            classes = objective.as_labels(labels) if own else labels
-            refuse_unknown_classes(classes, objective.num_classes, objective.name)
-
-    def _with_checked_classes(self, batches):
-        """Return the same `tf.data.Dataset`, which refuses labels without a proxy and unknown
-        tokens, whatever compiles the steps."""
-        pairs = (
-            isinstance(getattr(batches, "element_spec", None), tuple)
-            and len(batches.element_spec) == 2
-        )
-        # A data set that is distributed already takes no map.
-        texts = [view for view, tower in self.towers.items() if isinstance(tower, TextEmbedder)]
-        if not (self._with_classes or texts) or not pairs or not hasattr(batches, "map"):
-            return batches
-
-        def check(images, labels):
-            self._check_classes(labels)
-            for view in texts:
-                self.towers[view].check_values(images[view])
-            return images, labels
-
-        return batches.map(check)
-
-    @property
-    def _with_classes(self) -> list:
-        """The objectives that have a proxy for each training class."""
-        return [
-            objective
-            for objective in self.objectives
-            if isinstance(objective, (ProxyLoss, InstanceLoss))
-        ]
+        return super().evaluate(inputs.refusing(x), inputs.labels(y), *args, **kwargs)
 
     def predict(self, x, **kwargs):
         """Return the embeddings of the images, as NumPy (N, d); with several views those of the
@@ -707,10 +535,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     def parts(self) -> dict[str, list]:
         """Return the trainable variables by part: `backbone`, `projection`, `objectives`;
         `text backbone` of a view."""
-        own = [
-            variable for objective in self.objectives for variable in objective.trainable_variables
-        ]
-        return {**self.named_by_view(lambda _, tower: tower.parts()), "objectives": own}
+        of_objectives = [objective.trainable_variables for objective in self.objectives]
+        parts = self.named_by_view(lambda _, tower: tower.parts())
+        return {**parts, "objectives": list(itertools.chain(*of_objectives))}
 
 
 def _as_objective(value) -> Objective:
@@ -725,11 +552,18 @@ def _as_objective(value) -> Objective:
     )
 
 
+def _observation_names(objectives: list[Objective]) -> list[str]:
+    """Return what the logs call the observations of objectives."""
+    names = []
+    for objective in objectives:
+        names += [f"{objective.name}_{key}" for key in objective.observes]
+    return names
+
+
 def _check_objectives(objectives: list[Objective], representations: tuple[str, ...]) -> None:
     if not objectives:
         raise ValueError("a MetricLearner needs at least one objective")
-    names = [objective.name for objective in objectives]
-    names += [f"{o.name}_{key}" for o in objectives for key in o.observes]
+    names = [objective.name for objective in objectives] + _observation_names(objectives)
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two objectives are called {name!r}: give one another name=")

@@ -203,11 +203,9 @@ class WhitenedEmbedder(ReducedEmbedder):
     def __init__(self, embedder, dim, power=1.0, shrinkage=0.0, name="whitened_embedder", **kwargs):
         super().__init__(embedder, name, **kwargs)
         self.reduction = PrincipalComponents(dim, True, power, shrinkage, name="whitening")
-        self.dim, self.power, self.shrinkage = (
-            self.reduction.dim,
-            self.reduction.power,
-            self.reduction.shrinkage,
-        )
+        self.dim = self.reduction.dim
+        self.power = self.reduction.power
+        self.shrinkage = self.reduction.shrinkage
         self.embedding_dim = self.dim
 
     def build(self, input_shape):

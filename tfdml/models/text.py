@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -159,14 +159,14 @@ class TextEmbedder(Embedder):
             "batch_norm": "train",
         }
         super().__init__(backbone, embedding_dim, 1, scaling="none", name=name, **options, **kwargs)
-        self.encoder, self.tokenizer, self.length = encoder, tokenizer, int(length)
+        self.encoder = encoder
+        self.tokenizer = tokenizer
+        self.length = int(length)
         #: How many token ids the encoder knows; None where it does not say.
         self.vocabulary_size = vocabulary_size(encoder)
-        self.pooling, self.pad_id, self.truncate = (
-            pooling,
-            int(pad_id),
-            boolean("truncate", truncate),
-        )
+        self.pooling = pooling
+        self.pad_id = int(pad_id)
+        self.truncate = boolean("truncate", truncate)
 
     @property
     def view_shape(self) -> tuple[int, ...]:
@@ -297,15 +297,18 @@ def _ids(output: Any) -> Any:
 
 def _run(encoder: keras.Model, tokens: Any, pad_id: int) -> Any:
     """Return what an encoder gives for token ids; those of KerasHub take and return dicts."""
-    own = getattr(encoder, "input", None)
-    names = own if isinstance(own, dict) else {}
-    inputs: dict[str, Callable[[], Any]] = {
-        "token_ids": lambda: tokens,
-        "padding_mask": lambda: ops.cast(tokens != pad_id, "int32"),
-        "segment_ids": lambda: ops.zeros_like(tokens),
-    }
-    output = encoder({name: inputs[name]() for name in names} if names else tokens)
+    inputs = getattr(encoder, "input", None)
+    if isinstance(inputs, dict) and inputs:
+        output = encoder({name: _encoder_input(name, tokens, pad_id) for name in inputs})
+    else:
+        output = encoder(tokens)
     return output["sequence_output"] if isinstance(output, dict) else output
+
+
+def _encoder_input(name: str, tokens: Any, pad_id: int) -> Any:
+    if name == "padding_mask":
+        return ops.cast(tokens != pad_id, "int32")
+    return ops.zeros_like(tokens) if name == "segment_ids" else tokens
 
 
 def byte_encoder(length: int, width: int = 64) -> keras.Model:

@@ -83,16 +83,18 @@ class ViewsObjective(Objective):
 
     def compute_pairs(self, pairs):
         """Compute the value, or the part of it that these anchors make up."""
-        one, other = (pairs[name] for name in self.views)
-        for name, view in zip(self.views, (one, other), strict=True):
+        first, second = (pairs[name] for name in self.views)
+        for name, view in zip(self.views, (first, second), strict=True):
             check_rank(self.name, view.references, 2, f"{name!r} to be vectors (B, d)")
-        directions = [
-            a.across(b, self.shared == "positive") for a, b in ((one, other), (other, one))
-        ]
+        is_positive = self.shared == "positive"
+        forth, back = first.across(second, is_positive), second.across(first, is_positive)
         if self.dims is None:
-            return self.compute_views(*directions)
-        value_of = lambda dim: self.compute_views(*(prefix_of(pairs, dim) for pairs in directions))  # noqa: E731
-        return over_prefixes(self.dims, self.dim_weights, value_of)
+            return self.compute_views(forth, back)
+
+        def of_prefix(dim):
+            return self.compute_views(prefix_of(forth, dim), prefix_of(back, dim))
+
+        return over_prefixes(self.dims, self.dim_weights, of_prefix)
 
     def compute_views(self, forth, back):
         """Compute the value, or the anchors' part of it.

@@ -6,6 +6,7 @@ class proxies.
 """
 
 import inspect
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -258,9 +259,12 @@ class Objective(SavedByArguments, keras.layers.Layer):
 
     def _observations(self, pairs) -> dict[str, tuple]:
         parts = self.observe(pairs)
-        numbers = ops.stack([ops.cast(x, "float32") for key in self.observes for x in parts[key]])
-        totals = ops.unstack(pairs[self.reads[0]].total(numbers), 2 * len(self.observes))
-        return dict(zip(self.observes, zip(totals[::2], totals[1::2], strict=True), strict=True))
+        # Totals and counts in turn.
+        values = itertools.chain(*(parts[key] for key in self.observes))
+        numbers = ops.stack([ops.cast(value, "float32") for value in values])
+        summed = ops.unstack(pairs[self.reads[0]].total(numbers), 2 * len(self.observes))
+        observations = zip(summed[::2], summed[1::2], strict=True)
+        return dict(zip(self.observes, observations, strict=True))
 
     @property
     def positives(self):
@@ -741,5 +745,8 @@ class MatryoshkaProxyLoss(ProxyLoss):
 
     def image_values(self, representations, labels):
         """One weighted sum over the prefixes per image."""
-        value_of = lambda dim: self.loss.call(labels, representations[f"class_{dim}"])  # noqa: E731
-        return over_prefixes(self.dims, self.dim_weights, value_of)
+
+        def of_prefix(dim):
+            return self.loss.call(labels, representations[f"class_{dim}"])
+
+        return over_prefixes(self.dims, self.dim_weights, of_prefix)

@@ -188,7 +188,9 @@ class RegularizedSoftTriple(ProxyLoss):
     ):
         loss = SoftTripleLoss(scale, gamma, margin, reduction=reduction)
         super().__init__(loss, num_classes, proxies_per_class, **kwargs)
-        self.scale, self.gamma, self.margin = loss.scale, loss.gamma, loss.margin
+        self.scale = loss.scale
+        self.gamma = loss.gamma
+        self.margin = loss.margin
         self.tau = number("tau", tau, at_least=0)
         if self.sample < 1:
             raise ValueError(

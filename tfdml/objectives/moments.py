@@ -117,8 +117,10 @@ class HighOrderMomentLoss(Objective):
         # The embeddings of the moments, and the class similarities that they give: the loss of each
         # order takes these.
         vectors = tuple(term.representation for term in self.terms)
-        self.reads = tuple(f"{name}_class" for name in vectors) if self._has_proxies else vectors
-        self.provides = vectors + self.reads if self._has_proxies else vectors
+        self.reads = self.provides = vectors
+        if self._has_proxies:
+            self.reads = tuple(f"{name}_class" for name in vectors)
+            self.provides = vectors + self.reads
 
     def _weights_by_order(self, weights) -> tuple[float, ...]:
         weights = tuple(weights) if isinstance(weights, Sequence) else (weights,) * len(self.orders)

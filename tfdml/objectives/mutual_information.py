@@ -19,7 +19,9 @@ NEGATIVES = ("distance_weighted", "all")
 # penalized.
 _SLOPES = 64
 # Those of `keras.optimizers.Adam`.
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-7
+_BETA_1 = 0.9
+_BETA_2 = 0.999
+_EPSILON = 1e-7
 
 
 def divergence_loss(values, positives, negatives):
@@ -296,8 +298,9 @@ def _unordered(distances, *weights):
     """
     size = ops.shape(distances)[0]
     index = ops.arange(size)
-    partners = (index[:, None] + 1 + ops.arange(size // 2)[None, :]) % ops.maximum(size, 1)
-    twice = 2 * (1 + ops.arange(size // 2)) == size
+    steps = 1 + ops.arange(size // 2)
+    partners = (index[:, None] + steps[None, :]) % ops.maximum(size, 1)
+    twice = 2 * steps == size
     share = ops.where(twice, 0.5, 1.0)[None, :]
     once = [share * ops.take_along_axis(w + ops.transpose(w), partners, axis=1) for w in weights]
     return (ops.take_along_axis(distances, partners, axis=1), *once)

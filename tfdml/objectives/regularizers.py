@@ -546,9 +546,8 @@ def class_index(labels):
     # Stable: the first of a class in the order of the batch is its first in this order.
     order = ops.argsort(labels)
     ordered = ops.take(labels, order)
-    starts = ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]], axis=0)[
-        : ops.shape(labels)[0]
-    ]
+    starts = ops.concatenate([ops.ones((1,), "bool"), ordered[1:] != ordered[:-1]], axis=0)
+    starts = starts[: ops.shape(labels)[0]]
     back = ops.argsort(order)
     return ops.take(ops.cumsum(ops.cast(starts, "int32")) - 1, back), ops.take(starts, back)
 

@@ -159,10 +159,12 @@ _COMPONENTS = {"mining": "miner", "positives": "relation", "distance": "distance
 
 
 def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
-    hidden = {"weight", "kwargs", "name", "num_classes"} | ({"loss"} if cls in _WRAPPERS else set())
-    accepted = {
-        key for owner in (cls, *others) for key in inspect.signature(owner).parameters
-    } - hidden
+    accepted = set(inspect.signature(cls).parameters)
+    for other in others:
+        accepted |= set(inspect.signature(other).parameters)
+    accepted -= {"weight", "kwargs", "name", "num_classes"}
+    if cls in _WRAPPERS:
+        accepted.discard("loss")
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
