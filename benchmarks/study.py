@@ -241,13 +241,13 @@ def learner_of(maps, row, parameters, seed):
     return learner
 
 
-def calibrated(learner, maps):
+def adapted(learner, maps):
     """Return a learner that has measured the densities of the training classes, on the centers of
     images."""
     train, labels, size = *maps[:2], maps[2].shape[1]
     edge = (train.shape[1] - size) // 2
     train = train[:, edge : edge + size, edge : edge + size]
-    learner.calibrate(
+    learner.adapt(
         (train[rows : rows + 500], labels[rows : rows + 500]) for rows in range(0, len(train), 500)
     )
     return learner
@@ -267,7 +267,7 @@ def courses(maps, row, trials, seeds, checkpoints):
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
     x, y = tf.constant(train), tf.constant(labels, "int32")
-    learner = calibrated(learner_of(maps, row, trials[0], seeds[0]), maps)
+    learner = adapted(learner_of(maps, row, trials[0], seeds[0]), maps)
     weight = tf.Variable(1.0)
     for objective in learner.objectives:
         if objective.name == row.term:
@@ -286,7 +286,7 @@ def courses(maps, row, trials, seeds, checkpoints):
     for parameters, seed in itertools.product(trials, seeds):
         # The graph of the step serves all: each begins from the weights of a learner of its own.
         weight.assign(parameters.get("weight", 1.0))
-        fresh = calibrated(learner_of(maps, row, parameters, seed), maps)
+        fresh = adapted(learner_of(maps, row, parameters, seed), maps)
         for variable, other in zip(learner.variables, fresh.variables, strict=True):
             variable.assign(other)
         for variable, value in zip(learner.optimizer.variables, state, strict=True):

@@ -249,7 +249,7 @@ def first_of_each_step():
 
 
 # Two steps do without what a run measures before its first.
-@pytest.mark.filterwarnings("ignore:density is not calibrated:UserWarning")
+@pytest.mark.filterwarnings("ignore:density is not adapted:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of_each_step(), ids=config_name)
 def test_an_experiment_takes_a_step_on_a_small_network(path, characters):
@@ -269,7 +269,7 @@ def first_of_each_network():
     return list(found.values())
 
 
-@pytest.mark.filterwarnings("ignore:density is not calibrated:UserWarning")
+@pytest.mark.filterwarnings("ignore:density is not adapted:UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("path", first_of_each_network(), ids=config_name)
 def test_a_network_of_the_experiments_takes_a_step(path, characters):

@@ -67,14 +67,14 @@ def test_other_data_is_refused_and_another_machine_is_told_of(tmp_path, monkeypa
         run_folder.logging, "warning", lambda text, *values: said.append(text % values)
     )
     folder = RunFolder(tmp_path)
-    folder.describe(DATA, ENVIRONMENT)
-    folder.describe(DATA, ENVIRONMENT)
+    folder.record(DATA, ENVIRONMENT)
+    folder.record(DATA, ENVIRONMENT)
     assert not said
     with pytest.raises(UserError, match="test: images was 2 and is now 1"):
-        folder.describe({**DATA, "test": {"images": 1, "content": "sha256:b"}}, ENVIRONMENT)
+        folder.record({**DATA, "test": {"images": 1, "content": "sha256:b"}}, ENVIRONMENT)
     began = json.loads(folder.environment.read_text())
     folder.environment.write_text(json.dumps({**began, "cpus": 4096, "python": "3.9"}))
-    folder.describe(DATA, ENVIRONMENT)
+    folder.record(DATA, ENVIRONMENT)
     assert "cpus was 4096" in said[0]
     assert json.loads(folder.environment.read_text())["cpus"] == 4096
 
@@ -83,11 +83,11 @@ def test_weights_with_a_changed_byte_are_refused_on_resume(tmp_path):
     weights, folder = tmp_path / "backbone.weights.h5", RunFolder(tmp_path / "run")
     folder.path.mkdir()
     weights.write_bytes(b"weights")
-    folder.describe(DATA, ENVIRONMENT, str(weights))
-    folder.describe(DATA, ENVIRONMENT, str(weights))
+    folder.record(DATA, ENVIRONMENT, str(weights))
+    folder.record(DATA, ENVIRONMENT, str(weights))
     weights.write_bytes(b"wejghts")
     with pytest.raises(UserError, match=f"weights={weights}: the file is not that of the start"):
-        folder.describe(DATA, ENVIRONMENT, str(weights))
+        folder.record(DATA, ENVIRONMENT, str(weights))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\0\1", b"--flip=maybe"])

@@ -220,9 +220,7 @@ class RunFolder:
                 temporary.write_text(flags, encoding="utf-8")
             yield
 
-    def describe(
-        self, data: dict[str, Any], environment: dict[str, Any], weights: str = ""
-    ) -> None:
+    def record(self, data: dict[str, Any], environment: dict[str, Any], weights: str = "") -> None:
         """Write what the run's data and environment are; for a run that is continued, see that the
         data is the same.
 
@@ -230,7 +228,7 @@ class RunFolder:
         bits will be, too.
 
         Args:
-            data: By split, what `Splits.describe` returns.
+            data: By split, what `Splits.identity` returns.
             environment: What `tfdml.training.workers.environment` returns.
             weights: The file that the backbone starts from, if any: HDF5 has no checksum.
 
@@ -251,7 +249,7 @@ class RunFolder:
             write_json(self.environment, now)
 
     def _compare_environment(self, now: dict[str, Any], weights: str) -> None:
-        """Compare the environment of a resumed run with that of its start; see `describe`."""
+        """Compare the environment of a resumed run with that of its start; see `record`."""
         before = read_json(self.environment, {"backend": str, "packages": dict})
         if before["backend"] != now["backend"]:
             advice = f"set KERAS_BACKEND={before['backend']}"

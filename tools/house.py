@@ -61,6 +61,7 @@ GONE: dict[str, str] = {
     "sampling_call": "experiment.sampling",
     "head_call": "experiment.head",
     "parse_sum": "tfdml.expressions.Terms.parse",
+    "calibrates_on": "Objective.adapts_to, and adapt in the place of calibrate",
     "load_experiment": "tfdml.training.Experiment.of_run",
     "parse_arguments": "tfdml.expressions.Arguments.parse",
     "calibration_of_file": "tfdml.evaluation.calibration.stored_calibration",

@@ -304,9 +304,9 @@ FORMS_OF_BATCHES = {
 @pytest.mark.parametrize("form", FORMS_OF_BATCHES)
 def test_the_learner_measures_every_training_image(form):
     (labels, x), learner = colored_batch(), compiled([ContrastiveLoss(), DensityAdaptivity(3)])
-    learner.calibrate(FORMS_OF_BATCHES[form](x, labels))
+    learner.adapt(FORMS_OF_BATCHES[form](x, labels))
     density = learner.objectives[1]
-    assert density.calibrated
+    assert density.is_adapted
     np.testing.assert_allclose(density.measured_density, densities(learner, x, labels), rtol=1e-4)
 
 

@@ -251,12 +251,12 @@ def test_predict_takes_what_fit_takes_and_embeds_the_first_view(form):
         assert_close(model.predict_on_batch(FORMS[form](inputs, labels)), expected)
 
 
-def test_a_learner_of_views_calibrates_on_batches_of_them():
+def test_a_learner_of_views_adapts_to_batches_of_them():
     labels, inputs = vectors()
     measured = []
     for batches in ([(inputs, labels)], [(inputs["image"], labels)]):
         model = heads([losses.ContrastiveLoss(), objectives.DensityAdaptivity(3)])
-        model.calibrate(batches)
+        model.adapt(batches)
         measured.append(model.objectives[1].measured_density)
     assert_close(*measured)
     with pytest.raises(UserError, match="the view 'image'"):

@@ -142,7 +142,7 @@ def test_a_configuration_restores_the_objective(case):
             objective.weight,
             objective.reads,
         )
-        assert getattr(again, "calibrates_on", None) == getattr(objective, "calibrates_on", None)
+        assert getattr(again, "adapts_to", None) == getattr(objective, "adapts_to", None)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -16,7 +16,7 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.training import Experiment, RunFolder, build, checkpoints
-from tfdml.training.build import build_components, calibrate, start_from
+from tfdml.training.build import adapt, build_components, start_from
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings
@@ -208,14 +208,14 @@ def test_another_backbone_and_what_is_no_run_are_refused_and_nothing_changes(old
 class ClassMeans(Objective):
     """Keeps the mean projection of three classes."""
 
-    calibrates_on = "projection"
+    adapts_to = "projection"
 
     def build_from(self, shapes):
         self.means = self.add_weight(
             shape=(3, shapes["projection"][-1]), trainable=False, name="means"
         )
 
-    def calibrate(self, features, labels):
+    def adapt(self, features, labels):
         self.means.assign(np.stack([features[labels == c].mean(0) for c in range(3)]))
 
     def compute_pairs(self, pairs):
@@ -227,7 +227,7 @@ def test_the_projection_is_whitened_by_the_training_images_before_objectives_mea
     learner = MetricLearner(Embedder("conv4", embedding_dim=5, image_size=runs.SIZE), [objective])
     learner.build((None, runs.SIZE, runs.SIZE, 3))
     view = EvaluationTransform(resize=runs.SIZE, image_size=runs.SIZE)
-    calibrate(learner, train, view, Processes(), {"power": 1.0, "shrinkage": 0.0})
+    adapt(learner, train, view, Processes(), {"power": 1.0, "shrinkage": 0.0})
     found = np.asarray(learner.embedder.represent(train.images.data, training=False)["projection"])
     np.testing.assert_allclose(np.cov(found.T), np.eye(5), atol=1e-2)
     expected = np.stack([found[train.labels == c].mean(0) for c in range(3)])

@@ -58,12 +58,12 @@ def test_stratified_classes_are_one_of_each_size():
 
 def test_images_of_a_run_are_told_from_others():
     splits = Splits(noise("train", 3, 0), None, noise("test", 2, 1))
-    before = splits.describe()
+    before = splits.identity()
     assert set(before) == {"train", "test"}
     assert (before["train"]["images"], before["train"]["classes"]) == (12, 3)
     relabeled = dataclasses.replace(splits.test, labels=[0] * 4 + [2] * 4)
     for name, test in (("content", noise("test", 2, 2)), ("names and labels", relabeled)):
-        now = dataclasses.replace(splits, test=test).describe()
+        now = dataclasses.replace(splits, test=test).identity()
         assert now["train"] == before["train"]
         assert [key for key in now["test"] if now["test"][key] != before["test"][key]] == [name]
 
@@ -348,7 +348,7 @@ def test_images_that_a_file_says_to_drop_are_left_out_and_recorded(tmp_path):
     splits = load_splits(dataclasses.replace(few, drop=str(path)), seed=0)
     assert splits.train.names == (*names[:3], *names[4:])
     assert splits.test.names == others
-    assert splits.describe()["train"]["dropped"] == [names[3]]
+    assert splits.identity()["train"]["dropped"] == [names[3]]
     path.write_text("image,action\nnone.jpg,drop\n")
     with pytest.raises(UserError, match=r"none\.jpg"):
         load_splits(dataclasses.replace(few, drop=str(path)), seed=0)

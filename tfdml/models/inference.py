@@ -112,7 +112,7 @@ def represent_batches(
             parts[name].append(ops.convert_to_numpy(vectors[name]))
         labels.append(ops.convert_to_numpy(batch[1]).reshape(-1).astype(np.int64))
     if not labels:
-        raise ValueError("there is no batch to calibrate on")
+        raise ValueError("there is no batch to adapt to")
     joined = {name: np.concatenate(vectors) for name, vectors in parts.items()}
     return joined, np.concatenate(labels)
 

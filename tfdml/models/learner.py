@@ -42,7 +42,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
     first one's pairs are those of `d_pos` and `d_neg`.
 
     An objective that measures the training set before the first step, such as `DensityAdaptivity`,
-    does so in `calibrate`; without it `fit` warns.
+    does so in `adapt`; without it `fit` warns.
 
     Calling the learner returns the representations of the images; `predict` returns their
     embeddings.
@@ -401,7 +401,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     # Keras's methods of users
 
-    def calibrate(self, batches, objectives=None):
+    def adapt(self, batches, objectives=None):
         """Let objectives measure the training set, by one pass over it; to be called before the
         first step of `fit`.
 
@@ -417,24 +417,24 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         Example:
             >>> learner = MetricLearner(embedder, [ContrastiveLoss(reduction="sum"),
             ...     DensityAdaptivity(98, weight=10)])
-            >>> learner.calibrate(tfdml.data.evaluation_batches(train, EvaluationTransform(32, 28),
+            >>> learner.adapt(tfdml.data.evaluation_batches(train, EvaluationTransform(32, 28),
             ...     batch_size=64))
             >>> learner.compile("adam")
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """
         chosen = self.objectives if objectives is None else objectives
-        chosen = [objective for objective in chosen if objective.calibrates_on]
+        chosen = [objective for objective in chosen if objective.adapts_to]
         if not chosen:
             return
         if not self.built:
             self.build(self.view_shape)
-        names = sorted({str(objective.calibrates_on) for objective in chosen})
+        names = sorted({str(objective.adapts_to) for objective in chosen})
         features, labels = represent_batches(self, names, batches)
         for objective in chosen:
-            objective.calibrate(features[str(objective.calibrates_on)], labels)
+            objective.adapt(features[str(objective.adapts_to)], labels)
 
     def fit(self, x=None, y=None, *args, **kwargs):
-        """As in Keras; warns of objectives that are not calibrated, BatchNorm that is not trained,
+        """As in Keras; warns of objectives that are not adapted, BatchNorm that is not trained,
         and odd pixels.
 
         Raises:

@@ -211,10 +211,10 @@ class LearnerInputs:
 
     def _warn_of_the_learner(self) -> None:
         for objective in self._learner.objectives:
-            if not objective.calibrated:
+            if not objective.is_adapted:
                 _warn(
-                    f"{objective.name} is not calibrated ({objective.without_calibration}): call "
-                    "learner.calibrate(batches), one pass over the training images, before fit"
+                    f"{objective.name} is not adapted ({objective.without_adapting}): call "
+                    "learner.adapt(batches), one pass over the training images, before fit"
                 )
         if message := untrained_batch_norm(self._learner.embedder):
             _warn(message)

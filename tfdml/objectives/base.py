@@ -68,7 +68,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     - `update` and `remember`: what it keeps of the batches of training, the same on every replica,
       and `forget`;
     - `observe`, with the keys in `observes`: what is logged next to its value, as `<name>_<key>`;
-    - `calibrate`, with `calibrates_on`: what it measures of the training set before the first step.
+    - `adapt`, with `adapts_to`: what it measures of the training set before the first step.
 
     Args:
         weight: The factor of this term in the learner's loss, at least 0.
@@ -85,9 +85,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
             (`"negative"`); a batch without any would teach it nothing.
         provides: The names of the representations that `represent` adds.
         observes: The keys of what `observe` returns.
-        calibrates_on: The representation of all training images that `calibrate` needs; None for
+        adapts_to: The representation of all training images that `adapt` needs; None for
             nothing.
-        without_calibration: What it does until then, for the warning of `MetricLearner.fit`.
+        without_adapting: What it does until then, for the warning of `MetricLearner.fit`.
 
     Raises:
         ValueError: `weight` is negative or not finite, or a representation that the objective reads
@@ -101,8 +101,8 @@ class Objective(SavedByArguments, keras.layers.Layer):
     learns_from: tuple[str, ...] = ()
     provides: tuple[str, ...] = ()
     observes: tuple[str, ...] = ()
-    calibrates_on: str | None = None
-    without_calibration = "it knows nothing of the training set"
+    adapts_to: str | None = None
+    without_adapting = "it knows nothing of the training set"
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -182,19 +182,19 @@ class Objective(SavedByArguments, keras.layers.Layer):
         return {}
 
     @property
-    def calibrated(self) -> bool:
-        """Whether `calibrate` has run, or need not."""
+    def is_adapted(self) -> bool:
+        """Whether `adapt` has run, or need not."""
         return True
 
-    def calibrate(self, features, labels) -> None:
+    def adapt(self, features, labels) -> None:
         """Measure the training set; what is measured stays fixed in training.
 
         Args:
-            features: (N, D) NumPy, the representation `calibrates_on` of the training images,
+            features: (N, D) NumPy, the representation `adapts_to` of the training images,
                 before training.
             labels: (N,) NumPy integers.
         """
-        raise TypeError(f"{type(self).__name__} must define calibrate(features, labels)")
+        raise TypeError(f"{type(self).__name__} must define adapt(features, labels)")
 
     def __call__(self, representations, labels, **kwargs):
         """Compute the unweighted value, a scalar, of labels in any form that `as_labels` takes."""

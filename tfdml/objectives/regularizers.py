@@ -74,7 +74,7 @@ class DensityAdaptivity(ReducedObjective):
                       DensityAdaptivity(num_classes=98, weight=10.0)]
 
     The reference densities are measured by one pass over the training images before the first step
-    (by `MetricLearner.calibrate`, which the command line calls itself), or given. A class whose
+    (by `MetricLearner.adapt`, which the command line calls itself), or given. A class whose
     reference density is 0, for want of two different images, takes no part in the constraint; nor
     does any before they are measured, which makes the objective that of `constraint=None`.
     R is in squared units of the features, so that the weight of the constraint depends on the
@@ -91,7 +91,7 @@ class DensityAdaptivity(ReducedObjective):
         num_classes: The number of training classes.
         eta: How far the ratios of the reference densities count; 0 makes all targets alike.
         initial_target: Where every a_c starts (the mean of them, if the constraint is hard).
-        reference_density: R, (num_classes,), not negative; None leaves it to `calibrate`.
+        reference_density: R, (num_classes,), not negative; None leaves it to `adapt`.
         constraint: `"soft"`: eq. 8, above; `"hard"`: eq. 7, whose constraint holds exactly, a_c = s
             R_c^eta with one learned s; None: eq. 6, the paper's DML-DA^- (its figure 3).
         normalize_reference: Divide R by its mean over the classes; the paper does not.
@@ -137,16 +137,16 @@ class DensityAdaptivity(ReducedObjective):
         self.constraint = constraint
         self.normalize_reference = boolean("normalize_reference", normalize_reference)
         if constraint and reference_density is None:
-            self.calibrates_on = "pooled"
+            self.adapts_to = "pooled"
 
-    without_calibration = (
+    without_adapting = (
         "no reference density is known, so that classes have no constraint: eq. 6, not eq. 8"
     )
 
     @property
-    def calibrated(self):
+    def is_adapted(self):
         """Whether a reference density is known, if a constraint needs any."""
-        if self.calibrates_on is None:
+        if self.adapts_to is None:
             return True
         return self.built and bool(ops.convert_to_numpy(self.measured_density).any())
 
@@ -180,7 +180,7 @@ class DensityAdaptivity(ReducedObjective):
                 trainable=False,
             )
 
-    def calibrate(self, features, labels):
+    def adapt(self, features, labels):
         """Measure the reference densities; without effect if they are given or no constraint needs
         them.
 
@@ -192,7 +192,7 @@ class DensityAdaptivity(ReducedObjective):
         Raises:
             ValueError: The shapes do not fit, a label is out of range, or a feature is not finite.
         """
-        if self.calibrates_on is None:
+        if self.adapts_to is None:
             return
         if not self.built:
             self.build({})

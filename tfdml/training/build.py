@@ -646,14 +646,14 @@ def _arrays_of_checkpoint(path: Path) -> dict[str, Sequence[np.ndarray]]:
     return parts
 
 
-def calibrate(
+def adapt(
     learner: MetricLearner,
     train: ImageDataset,
     transform: EvaluationTransform,
     processes: workers.Processes,
     whiten: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start the projection of a whitened head, then calibrate the objectives, by a pass over
+    """Start the projection of a whitened head, then adapt the objectives, by a pass over
     training images each.
 
     Args:
@@ -667,17 +667,17 @@ def calibrate(
     Raises:
         UserError: The projection cannot be whitened.
     """
-    calibrated = [objective for objective in learner.objectives if objective.calibrates_on]
-    if not calibrated and whiten is None:
+    adapting = [objective for objective in learner.objectives if objective.adapts_to]
+    if not adapting and whiten is None:
         return
 
     def measure() -> None:
         if whiten is not None:
             _whiten(learner.embedder, train, transform, whiten)
-        if calibrated:
-            names = ", ".join(objective.name for objective in calibrated)
+        if adapting:
+            names = ", ".join(objective.name for objective in adapting)
             logging.info("measuring %d training images for %s", len(train), names)
-            learner.calibrate(evaluation_batches(train, transform, EVALUATION_BATCH), calibrated)
+            learner.adapt(evaluation_batches(train, transform, EVALUATION_BATCH), adapting)
 
     if processes.lockstep:
         measure()

@@ -83,7 +83,7 @@ class Splits:
         splits = {"validation": self.validation, "test": self.test}
         return {name: split for name, split in splits.items() if split is not None}
 
-    def describe(self, directory: str = "") -> dict[str, dict[str, Any]]:
+    def identity(self, directory: str = "") -> dict[str, dict[str, Any]]:
         """Return what identifies a run's images: how many there are, their names, labels and
         content.
 
@@ -91,13 +91,13 @@ class Splits:
             directory: Where the data set lies; names count from there.
         """
         splits = {"train": self.train} | self.evaluated()
-        described = {name: _identity(split, directory) for name, split in splits.items()}
+        identities = {name: _identity_of(split, directory) for name, split in splits.items()}
         if self.dropped:
-            described["train"]["dropped"] = list(self.dropped)
-        return described
+            identities["train"]["dropped"] = list(self.dropped)
+        return identities
 
 
-def _identity(split: ImageDataset, directory: str) -> dict[str, Any]:
+def _identity_of(split: ImageDataset, directory: str) -> dict[str, Any]:
     table = ImageTable.of([split], directory)
     identity = {
         # An image with several texts has several rows.

@@ -30,8 +30,8 @@ from tfdml.run_folder import FOLD_PREFIX, SEED_PREFIX, RunFolder
 from tfdml.training import checkpoints, workers
 from tfdml.training.build import (
     Components,
+    adapt,
     build_components,
-    calibrate,
     check_start,
     start_from,
     whitening,
@@ -110,7 +110,7 @@ def train(
         trainer = Trainer(experiment, processes, interruption, saved)
         if state is RunState.NEW:
             trainer.create_folder(owned)
-        trainer.describe()
+        trainer.record_origin()
         trainer.start()
         if finish:
             trainer.end()
@@ -370,10 +370,10 @@ class Trainer:
 
     def start(self) -> None:
         """Continue from the newest checkpoint; without one, take over the weights that the
-        experiment names, and calibrate the learner."""
+        experiment names, and adapt the learner."""
         if not self.restore():
             self.load_initial_weights()
-            self.calibrate()
+            self.adapt()
 
     def load_initial_weights(self) -> None:
         """Take over the weights that the experiment names."""
@@ -381,17 +381,17 @@ class Trainer:
             self.processes.of_chief(lambda: start_from(self.experiment.start_from, self.learner))
             checkpoints.share_weights(self.processes, self.learner)
 
-    def describe(self) -> None:
+    def record_origin(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
         devices = workers.device_names(self.parts.strategy, self.processes)
         environment = workers.environment(devices)
-        data = self.splits.describe(self.experiment.data_dir)
+        data = self.splits.identity(self.experiment.data_dir)
         if changed := differences(self.processes.of_chief(lambda: data), data):
             raise UserError(
                 f"the images of worker {self.processes.index} are not those of worker 0: {changed}"
             )
         weights = self.experiment.weights
-        self.processes.of_chief(lambda: self.folder.describe(data, environment, weights))
+        self.processes.of_chief(lambda: self.folder.record(data, environment, weights))
 
     def restore(self) -> bool:
         """Continue from the newest checkpoint of the chief; whether there is one."""
@@ -401,14 +401,14 @@ class Trainer:
             logging.info("resuming %s at step %d", self.folder.path, state.step)
         return state is not None
 
-    def calibrate(self) -> None:
+    def adapt(self) -> None:
         """Whiten the projection where that is asked for and it is new; let objectives measure the
         training images."""
         head, view = self.experiment.head, self.parts.evaluation_view
         is_new = isinstance(head, Whitened) and not self.experiment.start_from
         whiten = whitening(head) if is_new else None
         with self._naming_bad_images():
-            calibrate(self.learner, self.splits.train, view, self.processes, whiten)
+            adapt(self.learner, self.splits.train, view, self.processes, whiten)
 
     def fit(self) -> None:
         """Train to the last epoch."""
