@@ -47,6 +47,8 @@ def test_an_experiment_has_the_settings_of_the_stages_and_its_flag_file_makes_it
         (DataSettings, {"sampling": "neighbors(often=2)"}, "'often'"),
         (DataSettings, {"augmentation": "random_resized_crop(min_scale=0)"}, "min_scale"),
         (DataSettings, {"holdout_sampling": "random(part=-1)"}, "holdout_sampling"),
+        (ModelSettings, {"head": "whitened(power=2)"}, "power=2: must be at most 1"),
+        (ModelSettings, {"head": "whitened(shrinkage=-0.1)"}, "shrinkage=-0.1: must be at least 0"),
         (OptimizationSettings, {"optimizer": "adamm"}, "optimizer"),
         (OptimizationSettings, {"epochs": 4, "warm_up_epochs": 4.0}, "warm_up_epochs"),
         (

@@ -25,7 +25,6 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
 from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
-from tfdml.layers import PrincipalComponents
 from tfdml.models import (
     AttentionEnsemble,
     ByteTokenizer,
@@ -121,8 +120,6 @@ def make_embedder(
     head = settings.head
     arguments = {"dropout": settings.dropout, **projection(head, settings.embedding_dim)}
     with user_errors(ValueError, REASON, head=str(head)):
-        # Refuses options before the images are read.
-        PrincipalComponents(1, True, **whitening(head))
         if dimension and isinstance(head, Ensemble):
             raise UserError("has heads on a backbone, and features have none")
         if dimension:

@@ -177,10 +177,16 @@ class Whitened(Head):
     """One dense layer, which starts as the PCA whitening of the training images."""
 
     power: float | None = option(
-        None, help="1: all components vary alike; 0: as if not whitened; none: 1."
+        None,
+        at_least=0,
+        at_most=1,
+        help="1: all components vary alike; 0: as if not whitened; none: 1.",
     )
     shrinkage: float | None = option(
-        None, help="0 to 1: how far the variances are drawn to their mean; none: 0."
+        None,
+        at_least=0,
+        at_most=1,
+        help="0 to 1: how far the variances are drawn to their mean; none: 0.",
     )
 
 
