@@ -589,9 +589,9 @@ def start_from(path: str, learner: MetricLearner) -> None:
             workers.assign_here(weight, array)
     for objective in learner.objectives:
         objective.forget()  # of the images of the old run
-    taken = [part for part in alike if parts[part]]
+    copied = [part for part in alike if parts[part]]
     fresh = "".join(f", {part} as new" for part in parts if part not in alike)
-    logging.info("starting from %s: %s taken over%s", source, ", ".join(taken), fresh)
+    logging.info("starting from %s: %s taken over%s", source, ", ".join(copied), fresh)
 
 
 def check_start(path: str) -> None:

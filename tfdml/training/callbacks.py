@@ -283,9 +283,9 @@ class TrainingMonitor(keras.callbacks.Callback):
             terms = [name for name in bad if name != "loss"] or bad
             raise self._diverged(f"{', '.join(terms)} is not finite")
 
-    def _diverged(self, what: str) -> UserError:
+    def _diverged(self, reason: str) -> UserError:
         return UserError(
-            f"the run diverged at step {self.step}: {what}; lower the learning rate or add "
+            f"the run diverged at step {self.step}: {reason}; lower the learning rate or add "
             f"clip_norm{self._how_to_start_again()}"
         )
 

@@ -74,10 +74,10 @@ def parts(learner: MetricLearner) -> dict[str, list]:
 def embedder_parts(embedder: Embedder) -> dict[str, list]:
     """Return the weights of the `backbone`, and as `projection` all others of the embedder."""
     backbone = list(embedder.backbone.weights)
-    own = {id(weight) for weight in backbone}
+    backbone_ids = {id(weight) for weight in backbone}
     return {
         "backbone": backbone,
-        "projection": [weight for weight in embedder.weights if id(weight) not in own],
+        "projection": [weight for weight in embedder.weights if id(weight) not in backbone_ids],
     }
 
 
@@ -128,14 +128,14 @@ def save(
         for variable in variables(learner).values():
             ops.convert_to_numpy(variable)
         return path
-    about = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
+    fields = {"step": state.step, "records": state.records, "neighbors": state.neighbors}
     folder.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as temporary, zipfile.ZipFile(temporary, "w") as file:
         for name, variable in variables(learner).items():
             _write_array(file, name, _view(variable))
         for i, weight in enumerate(state.selected):
             _write_array(file, f"{_SELECTED}/{i:05d}", weight)
-        _write_array(file, _STATE, np.frombuffer(json.dumps(about).encode(), np.uint8))
+        _write_array(file, _STATE, np.frombuffer(json.dumps(fields).encode(), np.uint8))
     for old in list_checkpoints(folder)[:-keep]:
         old.unlink(missing_ok=True)
     return path
@@ -168,11 +168,11 @@ def _load(variable: Any, member: IO[bytes]) -> None:
         assign_here(variable, np.lib.format.read_array(member))
         return
     np.lib.format.read_magic(member)
-    (total, *others), _, dtype = np.lib.format.read_array_header_1_0(member)
-    row = math.prod(others)
+    (total, *shape), _, dtype = np.lib.format.read_array_header_1_0(member)
+    row = math.prod(shape)
     count = max(1, _BLOCK // row)
     for first in range(0, total, count):
-        rows = np.frombuffer(member.read(count * row * dtype.itemsize), dtype).reshape(-1, *others)
+        rows = np.frombuffer(member.read(count * row * dtype.itemsize), dtype).reshape(-1, *shape)
         variable.value.scatter_update(tf.IndexedSlices(rows, tf.range(first, first + len(rows))))
     tf.raw_ops.DisableCopyOnRead(resource=variable.value.handle)
 

@@ -376,7 +376,7 @@ class TrainingRun:
 
 
 _PROTOCOL = (
-    "zero-shot: trained on {train} classes, evaluated {how} on {test} classes never seen in "
+    "zero-shot: trained on {train} classes, evaluated {searches} on {test} classes never seen in "
     "training"
 )
 _TEXTS = "; {images:,} images and {texts:,} texts find each other"
@@ -517,9 +517,9 @@ def _measured(
     queries = QueryValues.of(test, values, experiment.data_dir)
     queries.write(RunFolder(experiment.run_dir).queries)
     result = {"intervals": metrics.pop("intervals"), "metrics": metrics}
-    how = "all-to-all" if test.is_query is None else "queries against gallery"
+    searches = "all-to-all" if test.is_query is None else "queries against gallery"
     classes = evaluator.splits.train.num_classes
-    result["protocol"] = _PROTOCOL.format(train=classes, test=test.num_classes, how=how)
+    result["protocol"] = _PROTOCOL.format(train=classes, test=test.num_classes, searches=searches)
     if texts is not None:
         result["protocol"] += _TEXTS.format(images=len(embeddings), texts=len(texts))
         result["chance"] = metrics.pop("chance")
@@ -609,9 +609,9 @@ def measure_together(runs: Sequence[TrainingRun]) -> dict[str, Any]:
     Args:
         runs: Runs of the same images.
     """
-    together = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
+    embeddings = np.concatenate([run.embeddings for run in runs], axis=1) / np.sqrt(len(runs))
     images, ks = runs[0].splits.test, runs[0].experiment.ks
     assert images is not None  # a final model has no folds
     return evaluate_dataset(
-        together, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL
+        embeddings, images, ks=ks_within(ks, images_to_search(images)), metrics=RETRIEVAL
     )

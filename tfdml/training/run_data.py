@@ -128,9 +128,9 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     if settings.drop:
         train, dropped = leave_out(train, test, settings.drop, plain_path(settings.data_dir))
     if not settings.features:
-        how = "decode" if settings.bad_images == "skip" else "headers"
-        train = check(train, settings.bad_images, how)
-        test = check(test, settings.bad_images, how)
+        depth = "decode" if settings.bad_images == "skip" else "headers"
+        train = check(train, settings.bad_images, depth)
+        test = check(test, settings.bad_images, depth)
     if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info(
             "%s has no texts: those of its images are the names of their classes", train.name
@@ -354,15 +354,15 @@ def _vectors_of(
     images = VectorImages(part.embeddings, part.names, folder)
     classes = np.unique(part.labels).tolist()
     class_names = {label: part.class_names.get(label, str(label)) for label in classes}
-    own: dict[str, Any] = {"is_query": part.is_query, "groups": part.groups}
+    fields: dict[str, Any] = {"is_query": part.is_query, "groups": part.groups}
     if "pairs" in columns:
-        own["pairs"] = columns["pairs"].take(rows, len(stored.names))
+        fields["pairs"] = columns["pairs"].take(rows, len(stored.names))
     if "protocol" in columns:
-        own["protocol"] = columns["protocol"].take(rows)
+        fields["protocol"] = columns["protocol"].take(rows)
     if "tokens" in columns:
-        own["tokens"] = np.asarray(columns["tokens"][rows], np.float32)
+        fields["tokens"] = np.asarray(columns["tokens"][rows], np.float32)
     name = Path(part.source).stem
-    return ImageDataset(name, split, images, part.labels, class_names, **own)
+    return ImageDataset(name, split, images, part.labels, class_names, **fields)
 
 
 def split_training_classes(

@@ -445,13 +445,13 @@ class OptimizationSettings(Settings):
         }
         if text_backbone is not None:
             usual = rates["backbone" if isinstance(text_backbone, Hub) else "projection"]
-            own = getattr(text_backbone, "rate", -1.0)
-            rates["text backbone"] = usual if own < 0 else own
+            rate = getattr(text_backbone, "rate", -1.0)
+            rates["text backbone"] = usual if rate < 0 else rate
             rates["text projection"] = rates["projection"]
         return rates
 
-    def _rate(self, own: float) -> float:
-        return self.learning_rate if own < 0 else own
+    def _rate(self, rate: float) -> float:
+        return self.learning_rate if rate < 0 else rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -511,9 +511,9 @@ class EvaluationSettings(Settings):
             return
         from tfdml.evaluation.metrics import find_metric
 
-        known = direction in ("", "text_to_image", "image_to_text")
+        is_direction = direction in ("", "text_to_image", "image_to_text")
         with user_errors(UserError, REASON, selection_metric=self.selection_metric):
-            find_metric(metric if known else self.selection_metric)
+            find_metric(metric if is_direction else self.selection_metric)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -823,7 +823,7 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
         if not group.isdisjoint(given):
             decided |= group
     settings = {name: value for name, value in settings.items() if name not in decided}
-    together = Experiment.draft({**settings, **given})
-    vain = dict(unmet(together, settings))
-    counted = [name for name in settings if name not in vain]
-    return {name: getattr(together, name) for name in (*counted, *given)}
+    draft = Experiment.draft({**settings, **given})
+    unused = dict(unmet(draft, settings))
+    counted = [name for name in settings if name not in unused]
+    return {name: getattr(draft, name) for name in (*counted, *given)}

@@ -281,14 +281,17 @@ def _check_alike(experiment: Experiment, processes: workers.Processes) -> None:
     chief = processes.of_chief(lambda: {"versions": versions, "flags": experiment.as_flags()})
     here = f"on worker {processes.index}"
     for name in sorted(versions.keys() | chief["versions"].keys()):
-        own, other = versions.get(name, "none"), chief["versions"].get(name, "none")
-        if own != other:
+        value = versions.get(name, "none")
+        chiefs_value = chief["versions"].get(name, "none")
+        if value != chiefs_value:
             raise UserError(
-                f"{name} {own} {here} and {other} on worker 0: install the same version"
+                f"{name} {value} {here} and {chiefs_value} on worker 0: install the same version"
             )
-    for name, own, other in experiment.differences_to(Experiment.from_flags(chief["flags"])):
+    for name, value, chiefs_value in experiment.differences_to(
+        Experiment.from_flags(chief["flags"])
+    ):
         if name not in (*MAY_DIFFER, "weights", "start_from"):
-            values = f"--{name}={flag_text(own)} {here} and {flag_text(other)} on worker 0"
+            values = f"--{name}={flag_text(value)} {here} and {flag_text(chiefs_value)} on worker 0"
             raise UserError(f"{values}: use the same")
 
 

@@ -82,20 +82,19 @@ class GradientSampler:
         }
         return sample, np.asarray(embeddings)
 
-    def _grams(self, trained, others, images, labels):
+    def _grams(self, trained, constants, images, labels):
         """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the
         terms' gradients."""
         terms, embeddings, gradients = _gradients(
-            lambda own: self._terms(own, others, images, labels), trained, self._drawn
+            lambda values: self._terms(values, constants, images, labels), trained, self._drawn
         )
-
         grams = {part: _gram(gradients, indices) for part, indices in self._parts.items()}
         return terms, embeddings, grams
 
-    def _terms(self, trained, others, images, labels):
+    def _terms(self, trained, constants, images, labels):
         """Return the weighted terms (T,), and the embeddings."""
         learner = self._learner
-        mapping = list(zip(itertools.chain(*self._variables), [*trained, *others], strict=True))
+        mapping = list(zip(itertools.chain(*self._variables), [*trained, *constants], strict=True))
         with keras.StatelessScope(mapping, initialize_variables=False):
             representations = learner.represent_labeled(
                 learner(images, training=True), labels, training=True
@@ -251,9 +250,9 @@ def collapse(sample: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]]) ->
     for name, share in _COLLAPSED.items() if earlier else ():
         best = max(earlier, key=lambda other: other[name])
         if sample[name] < share * min(best[name], most[name]):
-            what = name.replace("_", " ")
+            measure = name.replace("_", " ")
             return (
-                f"the {what} of a batch is {sample[name]:.2g}, after {best[name]:.3g} at step "
+                f"the {measure} of a batch is {sample[name]:.2g}, after {best[name]:.3g} at step "
                 f"{best['step']}"
             )
     return ""
@@ -288,8 +287,8 @@ class Watcher:
     @property
     def every(self) -> int:
         """After how many steps a batch is looked at: whole executions."""
-        together = self.parts.learner.steps_per_execution
-        return -(-self.parts.experiment.watch_every // together) * together
+        steps = self.parts.learner.steps_per_execution
+        return -(-self.parts.experiment.watch_every // steps) * steps
 
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
@@ -338,8 +337,8 @@ class Watcher:
             logging.warning("%s", line)
             self.alarms.append({"step": step, "line": line})
         self.samples.append(sample)
-        about = {"every": self.every, "samples": self.samples, "alarms": self.alarms}
-        write_json(self.parts.folder.watch, about)
+        content = {"every": self.every, "samples": self.samples, "alarms": self.alarms}
+        write_json(self.parts.folder.watch, content)
         shown = {name: sample[name] for name in (*values, "variance", "effective_rank")}
         with writer.as_default(step=step):
             for name, value in flat(shown).items():
@@ -354,7 +353,7 @@ class Watcher:
 def sampled_batches(
     parts: Components, first_step: int, every: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield what is looked at of a step and of every so-manieth after it: one device's share, if
+    """Yield what is looked at of a step and of every so many after it: one device's share, if
     its memory takes it.
 
     Args:
@@ -362,12 +361,13 @@ def sampled_batches(
         first_step: The step.
         every: After how many steps the next.
     """
-    whole, most = parts.sampler.batch_size, parts.learner.gradient_cache or parts.sampler.batch_size
+    batch_size = parts.sampler.batch_size
+    most = parts.learner.gradient_cache or batch_size
     devices = parts.strategy.num_replicas_in_sync
     count = next(
         count
-        for count in range(devices, whole + 1)
-        if whole % count == 0 and whole // count <= most
+        for count in range(devices, batch_size + 1)
+        if batch_size % count == 0 and batch_size // count <= most
     )
     batches = training_batches(
         parts.splits.train,

@@ -224,9 +224,9 @@ class TensorFlowWorkers(Processes):
         Raises:
             WorkerLost: Another worker has ended, or cannot be reached.
         """
-        own = f"this is worker {self.index} of {self.count}"
+        here = f"this is worker {self.index} of {self.count}"
         lost = (
-            f"another worker ended or cannot be reached ({REASON}); {own}. Start all of them "
+            f"another worker ended or cannot be reached ({REASON}); {here}. Start all of them "
             "again, with --resume"
         )
         try:
@@ -308,11 +308,11 @@ class JaxProcesses(Processes):
         padded = np.zeros((counts.max(), max(1, math.prod(rows.shape[1:]))), rows.dtype)
         padded[: len(rows)] = rows.reshape(len(rows), padded.shape[1])
         # JAX would shorten integers of 64 bits.
-        found = np.asarray(process_allgather(padded.view(np.int32))).view(rows.dtype)
-        found = found.reshape(self.count, *padded.shape)
+        gathered = np.asarray(process_allgather(padded.view(np.int32))).view(rows.dtype)
+        gathered = gathered.reshape(self.count, *padded.shape)
         parts = [
             part[:count].reshape(count, *rows.shape[1:])
-            for part, count in zip(found, counts, strict=True)
+            for part, count in zip(gathered, counts, strict=True)
         ]
         return np.concatenate(parts)
 
@@ -470,7 +470,7 @@ class ClassParallel(keras.distribution.DataParallel):
         """Return how a variable lies on the devices."""
         if not variable.path.endswith("/proxies"):
             return super().get_variable_layout(variable)
-        (classes, *others), devices = variable.shape, self.num_model_replicas
+        (classes, *sizes), devices = variable.shape, self.num_model_replicas
         if classes % devices:
             advice = f"leave out {classes % devices}"
             raise UserError(
@@ -478,7 +478,7 @@ class ClassParallel(keras.distribution.DataParallel):
                 f"{advice}"
             )
         return keras.distribution.TensorLayout(
-            [self.batch_dim_name, *(None for _ in others)], self.device_mesh
+            [self.batch_dim_name, *(None for _ in sizes)], self.device_mesh
         )
 
 
