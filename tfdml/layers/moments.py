@@ -190,8 +190,8 @@ class _Products:
 
     def take(self, stacked, i):
         start = (i, *(0 for _ in stacked.shape[1:]))
-        taken = ops.slice(stacked, start, (1, *ops.shape(stacked)[1:]))
-        return ops.cast(ops.reshape(taken, ops.shape(stacked)[1:]), "float32")
+        block = ops.slice(stacked, start, (1, *ops.shape(stacked)[1:]))
+        return ops.cast(ops.reshape(block, ops.shape(stacked)[1:]), "float32")
 
 
 MODES = ("cascaded", "independent", "random")

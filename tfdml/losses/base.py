@@ -160,11 +160,11 @@ class PairLoss(LabeledLoss):
     def image_losses(self, labels, y_pred):
         """Compute one value per anchor: (B,), or (B, L) with `positives`, and (B, d) -> (B,)."""
         check_rank(self.name, y_pred, 2, "embeddings (B, d)")
-        num_local, whole = ops.shape(labels)[0], self.needs_whole_batch
+        num_local, is_whole = ops.shape(labels)[0], self.needs_whole_batch
         labels, embeddings = replicas.gather(labels), replicas.gather(y_pred)
-        scope = Scope() if whole else Scope.of_replica(num_local)
+        scope = Scope() if is_whole else Scope.of_replica(num_local)
         values = self.values_of(Pairs.of_batch(embeddings, labels, self.positives, scope))
-        return replicas.local_rows(values, num_local) if whole else values
+        return replicas.local_rows(values, num_local) if is_whole else values
 
     @property
     def needs_whole_batch(self) -> bool:

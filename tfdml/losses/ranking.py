@@ -248,9 +248,11 @@ class RecallAtKLoss(CosinePairLoss):
         num_positives = ops.maximum(pairwise.masked_count(positives, axis=1), 1.0)
         recalls = ops.zeros_like(num_positives)
         for k in self.k:
-            found = pairwise.masked_sum(
+            within_k = pairwise.masked_sum(
                 ops.sigmoid((k - ranks) / self.recall_temperature), positives, axis=1
             )
-            recalls = recalls + ops.minimum(found, float(k)) / ops.minimum(num_positives, float(k))
+            recalls = recalls + ops.minimum(within_k, float(k)) / ops.minimum(
+                num_positives, float(k)
+            )
         values = 1.0 - recalls / len(self.k)
         return self.over_pairs(pairs, values[:, None], ops.any(positives, axis=1)[:, None])

@@ -87,11 +87,11 @@ class Chunks:
         upstream = {name: value for name, value in upstream.items() if value is not None}
         # What objectives draw they read after the representations.
         drawn = self.learner.drawn_weight_ids
-        others = [variable for variable in variables if id(variable) not in drawn]
-        through = dict(zip(map(id, others), self._through(upstream, others), strict=True))
+        undrawn = [variable for variable in variables if id(variable) not in drawn]
+        through = dict(zip(map(id, undrawn), self._through(upstream, undrawn), strict=True))
         return [
-            _sum(own, through.get(id(variable)))
-            for own, variable in zip(direct, variables, strict=True)
+            _sum(gradient, through.get(id(variable)))
+            for gradient, variable in zip(direct, variables, strict=True)
         ]
 
     def _through(self, upstream: dict, variables: list) -> list:
@@ -100,7 +100,7 @@ class Chunks:
             return [None] * len(variables)
         names = list(upstream)
         # A gradient of gathered rows lists the rows.
-        given = [tf.convert_to_tensor(upstream[name]) for name in names]
+        upstream_values = [tf.convert_to_tensor(upstream[name]) for name in names]
         weights = _values(variables)
         reached: set[int] = set()
 
@@ -112,7 +112,7 @@ class Chunks:
                 tape.watch(watched)
                 representations, states = self._run(self._take(take), states, mapping)
             outputs = [representations[name] for name in names]
-            gradients = tape.gradient(outputs, watched, list(map(take, given)))
+            gradients = tape.gradient(outputs, watched, list(map(take, upstream_values)))
             reached.update(i for i, gradient in enumerate(gradients) if gradient is not None)
             return {}, [*states, *map(_sum, gradients, sums)]
 
@@ -291,9 +291,11 @@ def _represent(
     """
     with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False) as scope:
         before = [scope.get_current_value(variable) for variable in states]
-        every = learner(images, training=True)
+        all_representations = learner(images, training=True)
         # The rest needs the labels of the batch.
-        representations = {name: every[name] for name in learner.reads if name in every}
+        representations = {
+            name: all_representations[name] for name in learner.reads if name in all_representations
+        }
         after = [scope.get_current_value(variable) for variable in states]
     if scope.losses:
         raise ValueError(

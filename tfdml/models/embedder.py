@@ -210,8 +210,8 @@ def _expected_shape(embedder: Any) -> tuple:
 def _check_shape(embedder: Any, shape: tuple) -> None:
     expected = _expected_shape(embedder)
     fits = len(shape) == 1 + len(expected)
-    for size, own in zip(shape[1:], expected, strict=False):
-        fits = fits and (size == own or size is None or own is None)
+    for size, expected_size in zip(shape[1:], expected, strict=False):
+        fits = fits and (size == expected_size or size is None or expected_size is None)
     if fits:
         return
     advice = ""
@@ -254,7 +254,7 @@ def check_images(embedder: Any, images: Any, stacklevel: int = 3) -> None:
     if not embedder.warns_of_small_pixels:
         return
     pixels = _as_numpy(images[:_COUNT])
-    least, largest = (float(of(pixels, initial=0)) for of in (np.min, np.max))
+    least, largest = (float(reduce(pixels, initial=0)) for reduce in (np.min, np.max))
     # Black images say nothing, and filters may overshoot; images of mean 0 go below it, and NaN is
     # between no bounds.
     if not (least == largest == 0 or (10 if least < 0 else 1) < largest <= 512):
@@ -437,8 +437,8 @@ class Embedder(SavedAsFile, EmbeddingModel):
         them."""
         if not self.gives_maps:
             return None
-        own = getattr(self.backbone, "own_pooling", "")
-        if self.pooling == own:
+        own_pooling = getattr(self.backbone, "own_pooling", "")
+        if self.pooling == own_pooling:
             if hasattr(self.backbone, "head"):
                 self.backbone.head.trainable = True
             return None
@@ -518,8 +518,10 @@ class Embedder(SavedAsFile, EmbeddingModel):
             # nothing.
             build_once(self.head, (None, pooled.shape[-1]))
             backbone = {id(variable) for variable in self.backbone.variables}
-            own = [variable for variable in self.variables if id(variable) not in backbone]
-            before = [(variable, ops.copy(variable)) for variable in own]
+            of_projection = [
+                variable for variable in self.variables if id(variable) not in backbone
+            ]
+            before = [(variable, ops.copy(variable)) for variable in of_projection]
             scope = keras.StatelessScope(before, initialize_variables=False)
         vectors = self.project(pooled)
         with scope:
@@ -561,10 +563,10 @@ class Embedder(SavedAsFile, EmbeddingModel):
         `projection`'s."""
         backbone = self.backbone.trainable_variables
         of_backbone = {id(variable) for variable in backbone}
-        others = [
+        projection = [
             variable for variable in self.trainable_variables if id(variable) not in of_backbone
         ]
-        return {"backbone": backbone, "projection": others}
+        return {"backbone": backbone, "projection": projection}
 
     def freeze_backbone(self) -> None:
         """Keep the backbone as it is; the dense layer trains."""

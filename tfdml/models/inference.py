@@ -42,13 +42,15 @@ def _on_local_devices(model: keras.Model, function: Callable[[Any], Any]) -> Cal
 
     devices = jax.local_devices()
     mesh = jax.sharding.Mesh(np.array(devices), ("batch",))
-    whole, by_rows = (
+    replicated, by_rows = (
         NamedSharding(mesh, PartitionSpec()),
         NamedSharding(mesh, PartitionSpec("batch")),
     )
     variables = list(model.variables)
     # Each process holds all of every weight.
-    weights = [jax.device_put(variable.value.addressable_data(0), whole) for variable in variables]
+    weights = [
+        jax.device_put(variable.value.addressable_data(0), replicated) for variable in variables
+    ]
     run = _jitted(model, function, variables)
 
     def call(images):

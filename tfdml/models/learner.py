@@ -195,9 +195,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
 
     def _refuse_shared_weights(self) -> None:
         """Refuse views that share a network: a learner is saved, and loaded, with one of each."""
-        for (first, one), (second, other) in itertools.combinations(self.towers.items(), 2):
-            weights = {id(weight) for weight in one.weights}
-            if one is other or not weights.isdisjoint(map(id, other.weights)):
+        for (first, first_tower), (second, second_tower) in itertools.combinations(
+            self.towers.items(), 2
+        ):
+            weights = {id(weight) for weight in first_tower.weights}
+            if first_tower is second_tower or not weights.isdisjoint(map(id, second_tower.weights)):
                 raise UserError(
                     f"the views {first!r} and {second!r} share weights: give each an embedder of "
                     "its own; or train one embedder on the images of both views, with the same "
@@ -222,12 +224,10 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             )
         strategy = getattr(self, "distribute_strategy", None)
         devices = strategy.num_replicas_in_sync if strategy else replicas.data_devices()
-        if (together := options.get("steps_per_execution", 1)) > 1 and devices > 1:
+        if (steps := options.get("steps_per_execution", 1)) > 1 and devices > 1:
             # Keras 3.15 does not find the replicas' results in its loop, and devices of JAX wait
             # for each other.
-            raise UserError(
-                "works on one device, and there are several", steps_per_execution=together
-            )
+            raise UserError("works on one device, and there are several", steps_per_execution=steps)
         super().compile(optimizer=optimizer, **options)
 
     def compile_from_config(self, config):
@@ -573,11 +573,11 @@ def _check_objectives(objectives: list[Objective], representations: tuple[str, .
             )
     available = set(representations)
     for objective in objectives:
-        taken = available & set(objective.provides)
-        if taken:
+        duplicates = available & set(objective.provides)
+        if duplicates:
             raise ValueError(
-                f"{objective.name} provides the representation {taken.pop()!r}, which is there "
-                "already"
+                f"{objective.name} provides the representation {duplicates.pop()!r}, which is "
+                "there already"
             )
         available |= set(objective.provides)
         # Raises, with the name of the one that is missing.

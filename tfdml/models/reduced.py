@@ -106,8 +106,8 @@ class MomentEmbedder(ReducedEmbedder):
         if not isinstance(self.moments, MomentEmbeddings):
             raise ValueError(f"moments must be a tfdml.layers.MomentEmbeddings, not {moments!r}")
         if representation not in self.embedder.representations:
-            known = ", ".join(self.embedder.representations)
-            raise ValueError(f"representation must be one of {known}, not {representation!r}")
+            names = ", ".join(self.embedder.representations)
+            raise ValueError(f"representation must be one of {names}, not {representation!r}")
         self.representation, self.whiten = representation, bool(whiten)
         self.embedding_dim = embedding_dim or self.embedder.embedding_dim
         self.reduction = PrincipalComponents(self.embedding_dim, whiten, name="reduction")
@@ -124,17 +124,17 @@ class MomentEmbedder(ReducedEmbedder):
         Raises:
             ValueError: The learner has no such objective, or several.
         """
-        found = {
+        terms = {
             term.name: term for term in learner.objectives if isinstance(term, HighOrderMomentLoss)
         }
-        if objective is None and len(found) == 1:
-            (objective,) = found
-        if objective not in found:
+        if objective is None and len(terms) == 1:
+            (objective,) = terms
+        if objective not in terms:
             raise ValueError(
-                f"objective must be one of the learner's moment losses {sorted(found)}, not "
+                f"objective must be one of the learner's moment losses {sorted(terms)}, not "
                 f"{objective!r}"
             )
-        term = found[objective]
+        term = terms[objective]
         if not term.built:
             raise ValueError(f"{term.name} has no weights yet: build and train the learner first")
         return cls(learner.embedder, term.moments, term.representation, **options)
@@ -299,17 +299,15 @@ class StackedEmbedder(ReducedEmbedder):
         self.head, self.representation = restore(head), representation
         if not isinstance(self.head, Head):
             raise ValueError(f"head must be a tfdml.models.Head, not {head!r}")
-        given = self.embedder.embedding_dim
+        size = self.embedder.embedding_dim
         if representation not in getattr(self.embedder, "representations", ("embedding",)):
             raise ValueError(f"the embedder has no representation {representation!r}")
         if representation != "embedding":
-            given = self.embedder.representation_shapes((None, *self.view_shape))[representation][
-                -1
-            ]
-        if (given,) != self.head.view_shape:
+            size = self.embedder.representation_shapes((None, *self.view_shape))[representation][-1]
+        if (size,) != self.head.view_shape:
             raise ValueError(
                 f"the head takes vectors of size {self.head.view_shape[0]}, the embedder gives "
-                f"{given}"
+                f"{size}"
             )
         self.embedding_dim = self.head.embedding_dim
 

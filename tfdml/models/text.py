@@ -242,14 +242,14 @@ class TextEmbedder(Embedder):
             full += (first + np.flatnonzero(is_full)).tolist()
             parts.append(np.asarray(ids, np.int32))
         if full:
-            what = f"{len(full):,} of {len(texts):,} texts do not fit into {self.length} tokens"
+            overlong = f"{len(full):,} of {len(texts):,} texts do not fit into {self.length} tokens"
             where = f"the first is text {full[0]}, {texts[full[0]][:80]!r}"
             if not self.truncate:
                 raise UserError(
-                    f"{what}, {where}: make the tokens longer, shorten the texts, or set "
+                    f"{overlong}, {where}: make the tokens longer, shorten the texts, or set "
                     "truncate=True"
                 )
-            _LOGGER.warning("%s, %s: the rest is cut", what, where)
+            _LOGGER.warning("%s, %s: the rest is cut", overlong, where)
         return np.concatenate(parts)
 
     def embed_texts(self, texts: Sequence[str], batch_size: int = 100) -> np.ndarray:
