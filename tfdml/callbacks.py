@@ -103,17 +103,17 @@ class RetrievalEvaluation(keras.callbacks.Callback):
             raise UserError(
                 "the batches to evaluate on never end: give one pass over the held-out images"
             )
-        self.x, self.y, self.gallery = x, None if y is None else integer_labels(y, "y"), gallery
+        self.x = x
+        self.y = None if y is None else integer_labels(y, "y")
+        self.gallery = gallery
         self.gallery_labels = (
             None if gallery_labels is None else integer_labels(gallery_labels, "gallery_labels")
         )
         self.names = metric_names(metrics, ks, needs=PER_QUERY)
-        self.distance, self.batch_size, self.embedder, self.prefix = (
-            distance,
-            batch_size,
-            embedder,
-            prefix,
-        )
+        self.distance = distance
+        self.batch_size = batch_size
+        self.embedder = embedder
+        self.prefix = prefix
         self._weights: list[Any] = []
         if self.y is not None:
             # What is wrong is found now, not at the end of a long epoch.

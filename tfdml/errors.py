@@ -155,17 +155,23 @@ def short_message(
         ...     "last")
         'image_bytes[0] of 1: no bytes'
     """
-    text = str(error)
-    if keep == "last":
-        whole = text = str(getattr(error, "message", None) or error)
-        text = text.partition("[[{{node")[0]
-        asserted = re.search(r"assertion failed: \[(.+)\]", text)
-        text = asserted[1] if asserted else text if text.strip() else whole
+    text = _before_graph(error) if keep == "last" else str(error)
     lines = [line for line in text.splitlines() if line.strip()]
     kept = {"all": lines, "first": lines[:1], "last": lines[-1:]}[keep]
     message = " ".join(" ".join(kept).split())[:longest]
     kind = "" if isinstance(error, str) else type(error).__name__
     return f"{kind}: {message}".removesuffix(": ") if named else message or kind
+
+
+def _before_graph(error: BaseException | str) -> str:
+    """Return what an exception of TensorFlow says: what an assertion says, or else what stands
+    before the description of its graph."""
+    text = str(getattr(error, "message", None) or error)
+    start = text.partition("[[{{node")[0]
+    asserted = re.search(r"assertion failed: \[(.+)\]", start)
+    if asserted:
+        return asserted[1]
+    return start if start.strip() else text
 
 
 def redact(address: str) -> str:

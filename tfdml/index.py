@@ -29,7 +29,9 @@ from tfdml.names import ID, clean
 from tfdml.results import RetrievalResults
 from tfdml.retrieval.exact import check_embeddings
 
-_EMBEDDINGS, _MODEL, _ABOUT = "embeddings.parquet", "model.keras", "index.json"
+_EMBEDDINGS = "embeddings.parquet"
+_MODEL = "model.keras"
+_ABOUT = "index.json"
 
 
 class Index:
@@ -59,7 +61,9 @@ class Index:
 
     def __init__(self, model: Any, *, distance: str = "euclidean", batch_size: int = 100):
         check_positive(batch_size=batch_size)
-        self.model, self.distance, self.batch_size = model, distance, batch_size
+        self.model = model
+        self.distance = distance
+        self.batch_size = batch_size
         self.embeddings: np.ndarray | None = None
         self.labels: np.ndarray | None = None
         self.ids: list[str] = []
@@ -119,7 +123,9 @@ class Index:
             embeddings = np.concatenate([self.embeddings, embeddings])
             if labels is not None and self.labels is not None:
                 labels = joined_labels(self.labels, labels)
-        self.embeddings, self.labels, self.ids = embeddings, labels, [*self.ids, *ids]
+        self.embeddings = embeddings
+        self.labels = labels
+        self.ids = [*self.ids, *ids]
 
     def search(self, x: Any, k: int = 10) -> RetrievalResults:
         """Return the k nearest images of each query.

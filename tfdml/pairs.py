@@ -357,14 +357,11 @@ class Pairs:
         """
         own = self.itself
         grades = None if self.grades is None else ops.where(own, 1.0, self.grades)
-        return dataclasses.replace(
-            self._of(self.anchors, other.references),
-            within=False,
-            apart=True,
-            positives=ops.logical_or(self.positives, own) if shared else own,
-            negatives=ops.logical_and(self.negatives, ops.logical_not(own)),
-            grades=grades,
-        )
+        positives = ops.logical_or(self.positives, own) if shared else own
+        negatives = ops.logical_and(self.negatives, ops.logical_not(own))
+        masks = {"positives": positives, "negatives": negatives, "grades": grades}
+        pairs = self._of(self.anchors, other.references)
+        return dataclasses.replace(pairs, within=False, apart=True, **masks)
 
     def map(self, function: Callable) -> Pairs:
         """Return the same pairs of `function(vectors)`, which works on each vector alone."""
@@ -439,9 +436,9 @@ def _float32(vectors):
 def _fits(matrix, size: tuple) -> bool:
     """Whether a matrix has this size, as far as both are known."""
     shape = tuple(matrix.shape)
-    return len(shape) == len(size) and all(
-        None in two or two[0] == two[1] for two in zip(shape, size, strict=True)
-    )
+    if len(shape) != len(size):
+        return False
+    return all(None in two or two[0] == two[1] for two in zip(shape, size, strict=True))
 
 
 def _total_of_replicas(x):

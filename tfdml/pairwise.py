@@ -311,7 +311,9 @@ def squared_distances(x, y=None, itself=None):
     center = ops.stop_gradient(ops.mean(others, axis=0, keepdims=True))
     left = x - center
     right = left if y is None else others - center
-    sums = ops.sum(ops.square(left), axis=1)[:, None] + ops.sum(ops.square(right), axis=1)[None, :]
+    norms_left = ops.sum(ops.square(left), axis=1)
+    norms_right = ops.sum(ops.square(right), axis=1)
+    sums = norms_left[:, None] + norms_right[None, :]
     if y is None:
         squared, itself = _squared_by_product(left), identity_mask(ops.shape(x)[0])
     else:
@@ -349,14 +351,13 @@ def _by_differences(x, y, function, slope):
         x, y = ops.stop_gradient(x), ops.stop_gradient(y)
         value = ops.map(lambda row: ops.sum(function(row[None, :] - y), axis=1), x)
 
+        def gradient(row, others, weights):
+            return matmul(weights[None, :], slope(row[None, :] - others))[0]
+
         def grad(upstream):
-            grad_x = ops.map(
-                lambda r: matmul(r[1][None, :], slope(r[0][None, :] - y))[0], (x, upstream)
-            )
-            grad_y = ops.map(
-                lambda r: matmul(r[1][None, :], slope(r[0][None, :] - x))[0],
-                (y, ops.transpose(upstream)),
-            )
+            columns = ops.transpose(upstream)
+            grad_x = ops.map(lambda anchor: gradient(anchor[0], y, anchor[1]), (x, upstream))
+            grad_y = ops.map(lambda other: gradient(other[0], x, other[1]), (y, columns))
             return grad_x, grad_y
 
         return value, grad

@@ -56,7 +56,10 @@ def set_frozen_weights(model: keras.Model, places: list[int]) -> None:
 
 
 def _weights_that_can_train(model: keras.Model) -> set[int]:
-    return {id(weight) for layer in layers_of(model) for weight in layer._trainable_variables}
+    weights: set[int] = set()
+    for layer in layers_of(model):
+        weights.update(map(id, layer._trainable_variables))
+    return weights
 
 
 def producer_of(tensor: keras.KerasTensor) -> tuple[Any, list]:
@@ -291,11 +294,9 @@ class VariableRows:
 
     def __init__(self, variable: Any, rows: Any):
         self.variable = variable.value if isinstance(variable, keras.Variable) else variable
-        self.rows, self.dtype, self.shape = (
-            rows,
-            self.variable.dtype,
-            (None, *self.variable.shape[1:]),
-        )
+        self.rows = rows
+        self.dtype = self.variable.dtype
+        self.shape = (None, *self.variable.shape[1:])
 
     def __tf_tensor__(self, dtype=None, name=None):
         import tensorflow as tf
@@ -332,17 +333,18 @@ def of_rows(optimizer: Any, index: int, rows: Any) -> Any:
     Keras 3.15: each class of optimizers keeps its state in lists of its own, by the index of the
     variable.
     """
-    copied = object.__new__(type(optimizer))
-    vars(copied).update(vars(optimizer))
+    attributes = dict(vars(optimizer))
     count = len(trained_by(optimizer))
     for name, slots in vars(optimizer).items():
-        if (
-            isinstance(slots, list)
-            and len(slots) == count
-            and isinstance(slots[index], keras.Variable)
-        ):
-            vars(copied)[name] = {index: VariableRows(slots[index], rows)}
-    vars(copied)["_get_variable_index"] = lambda variable: index
+        is_state = isinstance(slots, list) and len(slots) == count
+        if is_state and isinstance(slots[index], keras.Variable):
+            attributes[name] = {index: VariableRows(slots[index], rows)}
+
+    def index_of(variable: Any) -> int:
+        return index
+
+    copied = object.__new__(type(optimizer))
+    vars(copied).update(attributes, _get_variable_index=index_of)
     return copied
 
 
@@ -550,16 +552,18 @@ def bound_waiting(meeting_seconds: float, silence_seconds: float) -> None:
     from tensorflow.python.eager import context
 
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
-    jobs = [job for job in ("chief", "worker") if job in cluster.jobs]
+    jobs = []
+    for name in ("chief", "worker"):
+        if name in cluster.jobs:
+            tasks = cluster.num_tasks(name)
+            jobs.append(coordination_config_pb2.CoordinatedJob(name=name, num_tasks=tasks))
+    leader = multi_worker_util.coordination_leader(cluster)
     context.context().configure_coordination_service(
         service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(cluster),
+        service_leader=leader,
         cluster_register_timeout_in_ms=int(1000 * meeting_seconds),
         heartbeat_timeout_in_ms=int(1000 * silence_seconds),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
-            for job in jobs
-        ],
+        coordinated_jobs=jobs,
     )
 
 
