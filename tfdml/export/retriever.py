@@ -64,7 +64,7 @@ class RetrieverItems:
     Example:
         >>> gallery = RetrieverItems(np.eye(2), ("a", "b"), ("", "bus"), ({}, {"price": 3}))
         >>> gallery.take([1]).ids
-        ['b']
+        ('b',)
     """
 
     embeddings: np.ndarray
@@ -76,7 +76,7 @@ class RetrieverItems:
     def __post_init__(self):
         if not len(self.ids):
             raise UserError("the gallery is empty: a retriever needs at least one item")
-        object.__setattr__(self, "ids", clean(self.ids, ID, "gallery ids"))
+        object.__setattr__(self, "ids", tuple(clean(self.ids, ID, "gallery ids")))
         classes = clean(self.classes, CLASS_OR_NONE, "gallery classes")
         object.__setattr__(self, "classes", classes)
         embeddings = check_embeddings(self.embeddings, "gallery embeddings")
