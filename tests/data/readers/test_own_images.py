@@ -19,6 +19,7 @@ from PIL import Image
 
 from tests.data.preparations import encoded
 from tests.data.trees import touch
+from tests.io.test_tables import write_table
 from tfdml.data import catalog
 from tfdml.data.readers import own_images, tables
 from tfdml.errors import UserError
@@ -593,3 +594,17 @@ def test_folders_of_systems_are_no_classes_and_are_counted(tmp_path, caplog):
     assert "in a hidden or system folder" in caplog.text
     # A folder that a pattern names itself is wanted.
     assert len(tables.images_named("queries", f"{tmp_path}/#recycle/*.jpg")) == 1
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])
+def test_paths_of_lists_keep_their_spaces_in_every_format(kind, tmp_path):
+    touch(tmp_path, "a.jpg", "b.jpg ", "c.jpg")
+    columns = {"path": ["a.jpg", "b.jpg ", "c.jpg"], "label": ["bus", "van ", "x"]}
+    columns["split"] = ["train", "train", "test"]
+    path = write_table(tmp_path / f"list.{kind}", columns)
+    train = own_images.read_list(path)
+    assert _names(train) == ["a.jpg", "b.jpg "]
+    assert sorted(train.class_names.values()) == ["bus", "van"]
+    write_table(path, {**columns, "path": ["a.jpg ", "b.jpg ", "c.jpg"]})
+    with pytest.raises(UserError, match=r"first '.*/a\.jpg '; did you mean '.*/a\.jpg'\?"):
+        own_images.read_list(path)

@@ -235,7 +235,7 @@ def require_files(name: str, paths: Sequence[str], advice: str = UNPACK) -> tupl
     matches = [path_of(path, composed) for path in paths]
     if count := matches.count(None):
         path = paths[matches.index(None)]
-        first = repr(path)[1:-1]  # whole, but on one line whatever is in it
+        first = repr(path)  # whole, but on one line whatever is in it, and with spaces at its end
         plain = path.replace("\\", "/")
         similar = path_of(
             os.path.expanduser(plain[max(plain.rfind("~/"), 0) :]), _outline
