@@ -18,7 +18,7 @@ from tfdml.errors import UserError
 from tfdml.registry import VARIABLE
 from tfdml.training import RunFolder, watching
 from tfdml.training.watching import (
-    GradientSampler,
+    GradientProbe,
     Watcher,
     collapse,
     gradient_shares,
@@ -93,12 +93,12 @@ def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
         types.SimpleNamespace(experiment=settings, learner=learner, folder=RunFolder(tmp_path))
     )
     watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))] * 5)
-    watcher._sampler = lambda images, labels: ({"terms": {"a": 1.0}}, images)
+    watcher._probe = lambda images, labels: ({"terms": {"a": 1.0}}, images)
     writer = tf.summary.create_noop_writer()
     for step in range(1, 6):
         watcher.look(step, writer)
     assert [alarm["step"] for alarm in told(tmp_path)["alarms"]] == [2, 5]
-    resumed = Watcher(watcher.parts)
+    resumed = Watcher(watcher.components)
     resumed.resume(3)
     assert [sample["step"] for sample in resumed.samples] == [1, 2]
     assert [alarm["step"] for alarm in resumed.alarms] == [2]
@@ -128,7 +128,7 @@ def test_a_sample_is_the_step_to_come_and_changes_nothing(case, tmp_path):
     images = rng.integers(0, 256, (8, runs.SIZE, runs.SIZE, 3)).astype(np.uint8)
     labels = np.repeat(np.arange(4), 2)
     before = [np.array(v) for v in learner.variables]
-    found, _ = GradientSampler(learner)(images, labels)
+    found, _ = GradientProbe(learner)(images, labels)
     for value, variable in zip(before, learner.variables, strict=True):
         np.testing.assert_array_equal(value, np.array(variable), err_msg=variable.path)
     parts = learner.parts()

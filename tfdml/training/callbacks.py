@@ -40,8 +40,8 @@ class TrainingMonitor(keras.callbacks.Callback):
     that it selects is there before it.
 
     Args:
-        parts: The objects of the run. Its chief alone writes, and a signal to one process is one to
-            all.
+        components: The objects of the run. Its chief alone writes, and a signal to one process is
+            one to all.
         evaluator: Measures the embedder before training and after epochs.
         interruption: Asked after each execution whether the run is to stop; within `fit` it should
             be deferred.
@@ -50,22 +50,22 @@ class TrainingMonitor(keras.callbacks.Callback):
 
     def __init__(
         self,
-        parts: Components,
+        components: Components,
         evaluator: Evaluator,
         interruption: Interruption,
         saved: Callable[[], None] = lambda: None,
     ):
         super().__init__()
-        self.folder = parts.folder
-        self.steps_per_epoch = parts.steps_per_epoch
-        self.steps_per_execution = parts.learner.steps_per_execution
-        self._parts = parts
+        self.folder = components.folder
+        self.steps_per_epoch = components.steps_per_epoch
+        self.steps_per_execution = components.learner.steps_per_execution
+        self._components = components
         self._evaluator = evaluator
         self._interruption = interruption
         self._saved = saved
-        self._processes = parts.processes
-        self._experiment = parts.experiment
-        self.watcher = Watcher(parts)
+        self._processes = components.processes
+        self._experiment = components.experiment
+        self.watcher = Watcher(components)
         self.records: list[dict[str, Any]] = []
         self.step = 0
         #: The classes that are drawn together until the next search: see `NeighborSampler.update`.
@@ -79,7 +79,7 @@ class TrainingMonitor(keras.callbacks.Callback):
         self._steps_here = 0
         self._next_line = 0.0
         self._closings: list[float] = []  # seconds after the last step of each epoch
-        self.set_model(parts.learner)
+        self.set_model(components.learner)
 
     def resume(self, state: checkpoints.TrainingState) -> None:
         """Continue from a checkpoint's state; the model holds the checkpoint's arrays."""
@@ -187,7 +187,7 @@ class TrainingMonitor(keras.callbacks.Callback):
             "train": logs,
         }
         if self._steps_timed:
-            images = self._steps_timed * self._parts.sampler.batch_size
+            images = self._steps_timed * self._components.sampler.batch_size
             record["images_per_second"] = images / (now - self._compiled)
         record["learning_rate"] = float(
             keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)

@@ -321,22 +321,22 @@ class Trainer:
         self.experiment = experiment
         self.processes = processes
         self.interruption = interruption
-        self.parts = parts = build_components(experiment, processes)
-        self.learner = parts.learner
-        self.splits = parts.splits
-        self.folder = parts.folder
+        self.components = components = build_components(experiment, processes)
+        self.learner = components.learner
+        self.splits = components.splits
+        self.folder = components.folder
         for warning in selection_warnings(experiment.selection, self.splits.validation):
             logging.warning("%s", warning)
-        logging.info("%s", parts.cache.reason)
+        logging.info("%s", components.cache.reason)
         self._warn_of_shorter_executions()
         self.evaluator = Evaluator(
             experiment.part(EvaluationSettings),
             self.splits,
-            parts.evaluation_view,
-            parts.cache.kept,
+            components.evaluation_view,
+            components.cache.kept,
             processes,
         )
-        self.monitor = TrainingMonitor(parts, self.evaluator, interruption, saved)
+        self.monitor = TrainingMonitor(components, self.evaluator, interruption, saved)
 
     def _warn_of_shorter_executions(self) -> None:
         steps, asked = self.learner.steps_per_execution, self.experiment.steps_per_execution
@@ -345,7 +345,7 @@ class Trainer:
                 "%d steps an execution, not --steps_per_execution=%d: epochs have %d",
                 steps,
                 asked,
-                self.parts.steps_per_epoch,
+                self.components.steps_per_epoch,
             )
 
     def create_folder(self, owned: contextlib.ExitStack) -> None:
@@ -354,7 +354,7 @@ class Trainer:
         Args:
             owned: Keeps the lock of the folder.
         """
-        for line in final_length(self.parts):
+        for line in final_length(self.components):
             logging.info("%s", line)
         if self.processes.is_chief:
             owned.enter_context(self.folder.created(self.experiment.as_flags()))
@@ -386,7 +386,7 @@ class Trainer:
 
     def record_origin(self) -> None:
         """Write down the data and the environment, or see that the data is that of the folder."""
-        devices = workers.device_names(self.parts.strategy, self.processes)
+        devices = workers.device_names(self.components.strategy, self.processes)
         environment = workers.environment(devices)
         data = self.splits.identity(self.experiment.data_dir)
         if changed := differences(self.processes.of_chief(lambda: data), data):
@@ -407,7 +407,7 @@ class Trainer:
     def adapt(self) -> None:
         """Whiten the projection where that is asked for and it is new; let objectives measure the
         training images."""
-        head, view = self.experiment.head, self.parts.evaluation_view
+        head, view = self.experiment.head, self.components.evaluation_view
         is_new = isinstance(head, Whitened) and not self.experiment.start_from
         whiten = whitening(head) if is_new else None
         with self._naming_bad_images():
@@ -417,7 +417,7 @@ class Trainer:
         """Train to the last epoch."""
         loggers = logger_of(self.experiment.log_to) if self.processes.is_chief else []
         verbosity = 2 if self.processes.is_chief else 0
-        steps = self.parts.steps_per_epoch
+        steps = self.components.steps_per_epoch
         with self._naming_bad_images(), self.interruption.deferred():
             self.monitor.close_epoch()
             images = self._decoded_images()
@@ -437,10 +437,10 @@ class Trainer:
     def _decoded_images(self) -> Any:
         """Return the source of the decoded training images; False where none are kept, or no step
         is left."""
-        steps = self.experiment.epochs * self.parts.steps_per_epoch
-        if not self.parts.cache.kept or self.monitor.step >= steps:
+        steps = self.experiment.epochs * self.components.steps_per_epoch
+        if not self.components.cache.kept or self.monitor.step >= steps:
             return False
-        return decoded_source(self.splits.train, self.parts.train_view, CACHE_LIMIT_MB)
+        return decoded_source(self.splits.train, self.components.train_view, CACHE_LIMIT_MB)
 
     def _batches(self, images: Any) -> Any:
         """Return the batches of this process from the next step on, as the learner takes them.
@@ -448,12 +448,12 @@ class Trainer:
         Args:
             images: Of `_decoded_images`.
         """
-        sampler = self.parts.sampler
+        sampler = self.components.sampler
         share = Share(sampler, self.processes.index, self.processes.count)
         batches = training_batches(
             self.splits.train,
             share,
-            self.parts.train_view,
+            self.components.train_view,
             seed=self.experiment.seed,
             first_step=self.monitor.step,
             cache=images,
@@ -481,8 +481,8 @@ class Trainer:
         monitor, epochs = self.monitor, self.experiment.epochs
         sampling = self.experiment.sampling
         every = sampling.every if isinstance(sampling, Neighbors) else max(epochs, 1)
-        while not monitor.records or monitor.step < epochs * self.parts.steps_per_epoch:
-            epoch, steps_within = divmod(monitor.step, self.parts.steps_per_epoch)
+        while not monitor.records or monitor.step < epochs * self.components.steps_per_epoch:
+            epoch, steps_within = divmod(monitor.step, self.components.steps_per_epoch)
             next_search = (epoch // every + 1) * every
             # First the rest of the epoch in which the run was stopped.
             yield epoch, epoch + 1 if steps_within else min(next_search, epochs)
@@ -493,12 +493,12 @@ class Trainer:
 
         What a search found is in the checkpoints of the steps that depend on it.
         """
-        sampler, sampling = self.parts.sampler, self.experiment.sampling
+        sampler, sampling = self.components.sampler, self.experiment.sampling
         if not isinstance(sampler, NeighborSampler) or first_epoch == end_epoch:
             return
         assert isinstance(sampling, Neighbors)
         search_epoch = first_epoch - first_epoch % sampling.every
-        first_step = search_epoch * self.parts.steps_per_epoch
+        first_step = search_epoch * self.components.steps_per_epoch
         if self.monitor.step == first_step:
             embeddings = self.evaluator.embed(self.learner.embedder, "train")
             self.monitor.neighbors = self.processes.of_chief(
@@ -526,7 +526,7 @@ class Trainer:
         self.evaluator.processes = left
         seconds = time.perf_counter() - self.started
         with self._naming_bad_images(), averaged(self.learner):
-            planned = self.experiment.epochs * self.parts.steps_per_epoch
+            planned = self.experiment.epochs * self.components.steps_per_epoch
             run = write_results(
                 self.experiment,
                 self.learner,
@@ -563,66 +563,66 @@ def describe(experiment: Experiment) -> str:
         UserError: The run could not start.
     """
     _check_new(RunFolder(experiment.run_dir), experiment)
-    parts = build_components(experiment)
-    lines = [*_warnings(parts), *_images_in_words(parts), *_network_in_words(parts)]
-    lines += [*_schedule_in_words(parts), *final_length(parts)]
+    components = build_components(experiment)
+    lines = [*_warnings(components), *_images_in_words(components), *_network_in_words(components)]
+    lines += [*_schedule_in_words(components), *final_length(components)]
     lines += ["", "as a flag file:", experiment.as_flags()]
     return "\n".join(lines)
 
 
-def _warnings(parts: Components) -> Iterator[str]:
-    message = untrained_batch_norm(parts.learner.embedder)
-    if message and not parts.experiment.start_from:
+def _warnings(components: Components) -> Iterator[str]:
+    message = untrained_batch_norm(components.learner.embedder)
+    if message and not components.experiment.start_from:
         yield f"WARNING: {message}"
-    yield from selection_warnings(parts.experiment.selection, parts.splits.validation)
+    yield from selection_warnings(components.experiment.selection, components.splits.validation)
 
 
-def _images_in_words(parts: Components) -> Iterator[str]:
-    experiment, splits = parts.experiment, parts.splits
+def _images_in_words(components: Components) -> Iterator[str]:
+    experiment, splits = components.experiment, components.splits
     yield f"data         {experiment.data_name}"
     for name, split in ({"train": splits.train} | splits.evaluated()).items():
         yield f"  {name:<18}{len(split):>9,} images of {split.num_classes:,} classes"
     if not experiment.features:
         yield "views"
-        yield f"  training   {parts.train_view}"
-        yield f"  evaluation {parts.evaluation_view}"
-    yield f"cache        {parts.cache.reason}"
+        yield f"  training   {components.train_view}"
+        yield f"  evaluation {components.evaluation_view}"
+    yield f"cache        {components.cache.reason}"
 
 
-def _network_in_words(parts: Components) -> Iterator[str]:
-    experiment, embedder = parts.experiment, parts.learner.embedder
+def _network_in_words(components: Components) -> Iterator[str]:
+    experiment, embedder = components.experiment, components.learner.embedder
     network = experiment.head if experiment.features else experiment.backbone
     size = f"{embedder.count_params():,} parameters, {embedder.embedding_dim}-d"
     yield f"embedder     {network}: {size}"
     yield "objectives"
-    for term in parts.learner.objectives:
+    for term in components.learner.objectives:
         yield f"  {term!r}"
     yield "trained             parameters   learning rate"
-    yield from _trained(experiment.learning_rates(experiment.text_backbone), parts.learner)
+    yield from _trained(experiment.learning_rates(experiment.text_backbone), components.learner)
 
 
-def _schedule_in_words(parts: Components) -> Iterator[str]:
-    batch_size, epochs = parts.sampler.batch_size, parts.experiment.epochs
-    steps = parts.steps_per_epoch * epochs
+def _schedule_in_words(components: Components) -> Iterator[str]:
+    batch_size, epochs = components.sampler.batch_size, components.experiment.epochs
+    steps = components.steps_per_epoch * epochs
     images = steps * batch_size
-    passes = images / len(parts.splits.train)
+    passes = images / len(components.splits.train)
     yield f"batches      {batch_size} images"
-    length = f"{parts.steps_per_epoch:,} steps an epoch, {epochs} epochs: {steps:,} steps"
+    length = f"{components.steps_per_epoch:,} steps an epoch, {epochs} epochs: {steps:,} steps"
     yield f"schedule     {length}, {images:,} images, {passes:.1f} times the training images"
-    yield f"devices      {', '.join(workers.device_names(parts.strategy))}"
+    yield f"devices      {', '.join(workers.device_names(components.strategy))}"
 
 
-def final_length(parts: Components) -> Iterator[str]:
+def final_length(components: Components) -> Iterator[str]:
     """Yield how long a final model trains, and how often it sees an image, next to the run that it
     is final to; nothing of another run."""
-    experiment, train_images = parts.experiment, parts.splits.train
+    experiment, train_images = components.experiment, components.splits.train
     if not experiment.final_of:
         return
     measured = RunFolder(experiment.final_of).epoch_length()
-    images_per_step = experiment.epochs * parts.sampler.batch_size
-    seen = images_per_step * parts.steps_per_epoch / len(set(train_images.names))
+    images_per_step = experiment.epochs * components.sampler.batch_size
+    seen = images_per_step * components.steps_per_epoch / len(set(train_images.names))
     seen_before = images_per_step * measured.steps / measured.images
-    length = f"{experiment.epochs} epochs of {parts.steps_per_epoch:,} steps"
+    length = f"{experiment.epochs} epochs of {components.steps_per_epoch:,} steps"
     before = f"{measured.steps:,} steps an epoch on {measured.classes:,}"
     yield (
         f"final model of {experiment.final_of}: {length} on {train_images.num_classes:,} classes, "

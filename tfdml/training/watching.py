@@ -24,7 +24,7 @@ from tfdml.registry import check_allowed, import_allowed
 from tfdml.training.build import Components
 
 
-class GradientSampler:
+class GradientProbe:
     """Measures batches by a learner as it stands, on one device.
 
     The loss is a function of the values of the learner's variables: what a step would change, such
@@ -36,7 +36,7 @@ class GradientSampler:
 
     Example:
         >>> images, labels = next(iter(batches))
-        >>> values, embeddings = GradientSampler(learner)(images, labels)
+        >>> values, embeddings = GradientProbe(learner)(images, labels)
         >>> sorted(values["gradient_norm"])
         ['backbone', 'projection']
     """
@@ -264,31 +264,31 @@ class Watcher:
     training.
 
     Args:
-        parts: The objects of the run, its learner built.
+        components: The objects of the run, its learner built.
         samples: What was seen so far.
         alarms: Those that were raised so far.
     """
 
-    parts: Components
+    components: Components
     samples: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     alarms: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     _stream: Iterator[tuple[np.ndarray, np.ndarray]] | None = None
-    _sampler: GradientSampler | None = None
+    _probe: GradientProbe | None = None
     _too_large: bool = False
 
     def resume(self, step: int) -> None:
         """Take up what was seen before this step; what came of steps that are made again comes
         again."""
-        if self.parts.folder.watch.is_file():
-            before = read_json(self.parts.folder.watch, {"samples": list, "alarms": list})
+        if self.components.folder.watch.is_file():
+            before = read_json(self.components.folder.watch, {"samples": list, "alarms": list})
             self.samples = [sample for sample in before["samples"] if sample["step"] < step]
             self.alarms = [alarm for alarm in before["alarms"] if alarm["step"] < step]
 
     @property
     def every(self) -> int:
         """After how many steps a batch is looked at: whole executions."""
-        steps = self.parts.learner.steps_per_execution
-        return -(-self.parts.experiment.watch_every // steps) * steps
+        steps = self.components.learner.steps_per_execution
+        return -(-self.components.experiment.watch_every // steps) * steps
 
     def is_due(self, step: int) -> bool:
         """Whether the batch of this step, from 0, is to be looked at: never the first."""
@@ -302,11 +302,11 @@ class Watcher:
             step: How many steps have been made.
             writer: TensorBoard's.
         """
-        self._stream = self._stream or sampled_batches(self.parts, step, self.every)
-        self._sampler = self._sampler or GradientSampler(self.parts.learner)
+        self._stream = self._stream or sampled_batches(self.components, step, self.every)
+        self._probe = self._probe or GradientProbe(self.components.learner)
         images, labels = next(self._stream)
         try:
-            values, embeddings = self._sampler(images, labels)
+            values, embeddings = self._probe(images, labels)
         except Exception as error:
             if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(
                 error, tf.errors.ResourceExhaustedError
@@ -338,7 +338,7 @@ class Watcher:
             self.alarms.append({"step": step, "line": line})
         self.samples.append(sample)
         content = {"every": self.every, "samples": self.samples, "alarms": self.alarms}
-        write_json(self.parts.folder.watch, content)
+        write_json(self.components.folder.watch, content)
         shown = {name: sample[name] for name in (*values, "variance", "effective_rank")}
         with writer.as_default(step=step):
             for name, value in flat(shown).items():
@@ -351,29 +351,29 @@ class Watcher:
 
 
 def sampled_batches(
-    parts: Components, first_step: int, every: int
+    components: Components, first_step: int, every: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield what is looked at of a step and of every so many after it: one device's share, if
     its memory takes it.
 
     Args:
-        parts: The objects of the run.
+        components: The objects of the run.
         first_step: The step.
         every: After how many steps the next.
     """
-    batch_size = parts.sampler.batch_size
-    most = parts.learner.gradient_cache or batch_size
-    devices = parts.strategy.num_replicas_in_sync
+    batch_size = components.sampler.batch_size
+    most = components.learner.gradient_cache or batch_size
+    devices = components.strategy.num_replicas_in_sync
     count = next(
         count
         for count in range(devices, batch_size + 1)
         if batch_size % count == 0 and batch_size // count <= most
     )
     batches = training_batches(
-        parts.splits.train,
-        Share(parts.sampler, 0, count),
-        parts.train_view,
-        seed=parts.experiment.seed,
+        components.splits.train,
+        Share(components.sampler, 0, count),
+        components.train_view,
+        seed=components.experiment.seed,
         first_step=first_step,
         every=every,
     )
