@@ -26,7 +26,7 @@ from tfdml.retrieval import open_gallery
 
 ROWS, BLOCK = 60, 20
 # Below and above the sizes of its files: of transactions, of versions, and of rows.
-LIMITS = (0, 400, 1000, 1950, 3100, 20_000)
+LIMITS = (0, 400, 1000, 1950, 3100, 10**7)
 _DROP_CAPABILITY, _OVERRIDE_PERMISSIONS = 24, 1
 
 warnings.simplefilter("ignore", RuntimeWarning)
