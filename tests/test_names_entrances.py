@@ -18,7 +18,6 @@ from tfdml.cli import embed as embed_command
 from tfdml.cli import search as search_command
 from tfdml.data import ArrayImages, EncodedImages, FileImages, ImageDataset
 from tfdml.data.images import VectorImages
-from tfdml.demo import Demo, Pictures, page_routes
 from tfdml.embeddings import ImageTable
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
@@ -39,6 +38,8 @@ from tfdml.results import RetrievalResults
 from tfdml.retrieval import Neighbors
 from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
+from tfdml.web.page import Demo, page_routes
+from tfdml.web.pictures import Pictures
 from tfdml.web.requests import parse_call
 from tfdml.web.settings import WebSettings
 

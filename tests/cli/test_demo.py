@@ -33,12 +33,22 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def served(monkeypatch):
-    """What is served, in place of a server: the demo, the host, the port and the token."""
-    from tfdml import demo
+    """What is served, in place of a server: the demo, its address, and what is printed."""
+    from tfdml.web import page, server
 
-    found = []
-    monkeypatch.setattr(demo, "serve", lambda *given: found.append(given))
-    return found
+    demos, served = [], []
+    page_routes = page.page_routes
+
+    def routes(demo, lanes):
+        demos.append(demo)
+        return page_routes(demo, lanes)
+
+    def serve(app, opened, announcement):
+        served.append((demos[-1], opened.getsockname(), announcement))
+
+    monkeypatch.setattr(page, "page_routes", routes)
+    monkeypatch.setattr(server, "serve", serve)
+    return served
 
 
 @pytest.mark.slow
@@ -48,19 +58,23 @@ def test_a_folder_of_images_is_embedded_and_served(commands, folder, served):
         "demo", *flags, f"--calibration={folder}/threshold.json", "--port=0"
     )
     assert status == 0, errors
+    assert printed.startswith("loading ")
     assert "embedding 12 images" in printed
-    demo, host, port, token = served[0]
-    assert (len(demo.gallery), host, port) == (12, "0.0.0.0", 0)
-    assert len(token) >= 32
+    demo, (host, _), announcement = served[0]
+    assert (len(demo.gallery), host) == (12, "0.0.0.0")
+    assert len(announcement.partition("/?token=")[2]) >= 32
     assert demo.calibration.basis.images == 24
     image = (folder / "photos" / "b" / "3.png").read_bytes()
     (nearest,) = demo.neighbors(image, 1)
-    assert (demo.gallery.names[nearest["row"]], nearest["accepted"]) == ("b/3.png", True)
+    assert (demo.gallery.names[nearest.row], nearest.is_accepted) == ("b/3.png", True)
 
 
 def test_this_machine_needs_no_token_and_another_dimension_is_refused(commands, folder, served):
-    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/4.npz"]
-    assert commands.run("demo", *flags)[::2] == (0, "")
-    assert served.pop()[1:4] == ("127.0.0.1", 8765, "")
+    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/4.npz", "--port=0"]
+    status, _, errors = commands.run("demo", *flags)
+    assert status == 0, errors
+    _, (host, port), announcement = served.pop()
+    assert host == "127.0.0.1"
+    assert announcement == f"8 images at http://127.0.0.1:{port}/ (Ctrl-C ends the demo)"
     status, _, errors = commands.run("demo", *flags, f"--gallery={folder}/5.npz")
     assert (status, "dimension" in errors, served) == (2, True, []), errors

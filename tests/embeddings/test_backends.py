@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.demo.pages import COLORS, Colors, encoded
 from tests.export import models_on_disk
+from tests.web.pages import COLORS, Colors, encoded
 from tfdml import backbones
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.transforms import resize_to_side

@@ -27,15 +27,16 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import Command, Flags, check_web, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.errors import UserError
 from tfdml.io.files import read_json
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
+from tfdml.web.settings import WebSettings
 
 if TYPE_CHECKING:
     from tfdml.evaluation import Calibration
+    from tfdml.web.page import Demo
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,6 @@ class DemoFlags(ModelFlags):
     calibration: str = option(
         "", help="What is near enough: a JSON file of tfdml evaluate --target=fpir=0.01."
     )
-    host: str = option("127.0.0.1", help="Address to listen at; 0.0.0.0: at all of this machine.")
     port: int = option(
         8765, at_least=0, at_most=65535, help="Port to listen at; 0: any that is free."
     )
@@ -78,57 +78,80 @@ class DemoFlags(ModelFlags):
         return kind_of_gallery(self.gallery) in ("images", "embeddings")
 
 
-def demo(flags: DemoFlags) -> None:
+def demo(flags: DemoFlags, settings: WebSettings) -> None:
     """Serve the page as the flags say."""
+    check_web()
+    from tfdml.web import server
+
+    is_local = settings.host in ("127.0.0.1", "localhost", "::1")
+    token = "" if is_local else secrets.token_urlsafe(24)
+    with server.listen(settings.host, flags.port) as opened:
+        print(f"loading {flags.model or flags.gallery}", flush=True)
+        load_tensorflow()
+        from tfdml.web.application import application
+        from tfdml.web.lanes import Lanes
+        from tfdml.web.page import page_routes
+
+        shown = _loaded(flags)
+        app = application(page_routes(shown, Lanes(settings)), token)
+        host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+        address = server.address_of(opened, host) + (f"/?token={token}" if token else "/")
+        count = f"{len(shown.gallery):,} images"
+        server.serve(app, opened, f"{count} at {address} (Ctrl-C ends the demo)")
+
+
+def _loaded(flags: DemoFlags) -> Demo:
+    """Return the model and the gallery that the flags name."""
     import numpy as np
     import tensorflow as tf
 
-    from tfdml.embeddings.model_card import served_version
     from tfdml.evaluation.calibration import calibration_in
     from tfdml.retrieval import open_gallery
+    from tfdml.web.page import Demo, embedder_of
+    from tfdml.web.pictures import pictures_of, pictures_of_gallery
 
-    try:
-        from tfdml import demo as web
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"the demo needs the package {error.name}: pip install 'tfdml[web]'"
-        ) from error
-    address, folder, model = map(os.path.expanduser, (flags.gallery, flags.data_dir, flags.model))
+    address = os.path.expanduser(flags.gallery)
+    folder = os.path.expanduser(flags.data_dir)
+    model = os.path.expanduser(flags.model)
     if kind_of_gallery(address) == "retriever":
         retriever: Any = open_gallery(address)
-        pictures = web.pictures_of_gallery(retriever, folder, retriever.about.model)
-        page = web.Demo(
-            pictures,
-            lambda data: retriever.embed(data)[0],
-            str(retriever.path),
-            retriever.calibration,
-        )
+        pictures = pictures_of_gallery(retriever, folder, retriever.about.model)
+        page = Demo(pictures, lambda data: retriever.embed(data)[0], str(retriever.path))
+        page.calibration = retriever.calibration
     else:
         source = load_source(flags)
-        pictures = web.pictures_of(address, source, folder, flags.distance, flags.batch_size)
-        page = web.Demo(pictures, web.embedder_of(source), model)
+        pictures = pictures_of(address, source, folder, flags.distance, flags.batch_size)
+        page = Demo(pictures, embedder_of(source), model)
         page.embed_texts = source.embed_texts if source.embeds_texts else None
     # So that the first search does not wait, and a model of another dimension is refused.
-    pictures.search(page.embed(tf.io.encode_jpeg(np.full((256, 256, 3), 127, np.uint8)).numpy()), 1)
+    gray = np.full((256, 256, 3), 127, np.uint8)
+    pictures.search(page.embed(tf.io.encode_jpeg(gray).numpy()), 1)
     if flags.calibration:
         page.calibration = calibration_in(read_json(flags.calibration), flags.calibration)
     elif model and pictures.distance == "euclidean":
-        page.calibration = _of_card(served_version(Path(model)) or Path(model))
+        page.calibration = _of_card(Path(model))
     if page.calibration:
         page.calibration.for_searches(pictures.distance, len(pictures))
-    token = "" if flags.host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(24)
-    web.serve(page, flags.host, flags.port, token)
+    return page
 
 
 def _of_card(model: Path) -> Calibration | None:
     """Return the threshold of searches that the card of a model has for its vectors; None where
     there is none."""
-    from tfdml.embeddings.model_card import card_of, entry_of
+    from tfdml.embeddings.model_card import card_of, entry_of, served_version
     from tfdml.evaluation.calibration import stored_calibration
 
+    model = served_version(model) or model
     card = card_of(model)
     calibration = card and stored_calibration(entry_of(card, model), card)
     return calibration if calibration and calibration.kind == "fpir" else None
 
 
-COMMAND = Command("demo", demo, Flags(DemoFlags), __doc__, flag_of={"uri": "gallery"})
+COMMAND = Command(
+    "demo",
+    demo,
+    Flags(DemoFlags, WebSettings),
+    __doc__,
+    flag_of={"uri": "gallery"},
+    needs_tensorflow=False,
+)

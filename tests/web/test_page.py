@@ -11,11 +11,11 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from tests.data.preparations import png
-from tests.demo.pages import COLORS, EVIL, embed, encoded, small_gallery
-from tfdml.demo import Demo, page_routes
+from tests.web.pages import COLORS, EVIL, embed, encoded, small_gallery
 from tfdml.evaluation import calibrate
 from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
+from tfdml.web.page import Demo, page_routes
 from tfdml.web.settings import WebSettings
 
 
@@ -115,8 +115,8 @@ def test_pages_from_elsewhere_are_refused_and_nothing_of_elsewhere_is_loaded(cli
         )
     for path in (
         "/",
-        "/files/demo.js",
-        "/files/demo.css",
+        "/files/search.js",
+        "/files/search.css",
         "/files/page.css",
         "/image/0",
         "/image/99",

@@ -8,8 +8,9 @@ import tensorflow as tf
 from PIL import Image
 
 from tfdml.data.decoding import decode_image
-from tfdml.demo import Pictures, embedder_of
 from tfdml.embeddings.backends import SavedModelEmbedder
+from tfdml.web.page import embedder_of
+from tfdml.web.pictures import Pictures
 
 EVIL = "<img src=x onerror=alert(1)>&\"'.png"
 COLORS = {"blue": (0, 0, 255), "green": (0, 255, 0), "red": (255, 0, 0)}

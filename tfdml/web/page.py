@@ -17,16 +17,12 @@ from starlette.staticfiles import StaticFiles
 from tfdml.data.dataset import ImageDataset, find_faults
 from tfdml.data.images import EncodedImages
 from tfdml.data.limits import SERVING_LIMIT
-from tfdml.demo.gallery import Pictures
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError, short_message
 from tfdml.evaluation import Calibration
 from tfdml.names import TEXT, clean
-from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
-from tfdml.web.server import address_of, listen
-from tfdml.web.server import serve as serve_application
-from tfdml.web.settings import WebSettings
+from tfdml.web.pictures import Pictures
 
 MOST_NEIGHBORS = 200
 _PAGE = 24
@@ -35,7 +31,7 @@ _PICTURES_KEPT = 1000
 # A request may have no words.
 _WORDS = dataclasses.replace(TEXT, may_be_empty=True)
 _TEMPLATES = jinja2.Environment(
-    loader=jinja2.PackageLoader("tfdml.demo"), autoescape=True, undefined=jinja2.StrictUndefined
+    loader=jinja2.PackageLoader("tfdml.web"), autoescape=True, undefined=jinja2.StrictUndefined
 )
 
 
@@ -127,6 +123,8 @@ def page_routes(demo: Demo, lanes: Lanes) -> list[BaseRoute]:
 
     Example:
         >>> from starlette.testclient import TestClient
+        >>> from tfdml.web.application import application
+        >>> from tfdml.web.settings import WebSettings
         >>> demo = Demo(Pictures("cars", ["a.jpg", "b.jpg"], np.eye(2)),
         ...     embed=lambda data: np.ones(2))
         >>> app = application(page_routes(demo, Lanes(WebSettings())))
@@ -173,7 +171,7 @@ def page_routes(demo: Demo, lanes: Lanes) -> list[BaseRoute]:
         headers = {"Cache-Control": "private, max-age=600"}
         return Response(data, media_type="image/jpeg", headers=headers)
 
-    packages: list[Any] = [(f"tfdml.{package}", "templates") for package in ("demo", "report")]
+    packages: list[Any] = [(f"tfdml.{package}", "templates") for package in ("web", "report")]
     return [
         Route("/", page, methods=["GET", "POST"]),
         Route("/image/{row}", picture),
@@ -241,23 +239,3 @@ def _integer(name: str, text: str, least: int, most: int) -> int:
     if not least <= value <= most:
         raise UserError(f"{name} must be an integer from {least} to {most}")
     return value
-
-
-def serve(demo: Demo, host: str, port: int, token: str) -> None:
-    """Print the address of the page, and answer requests until the process is interrupted.
-
-    Args:
-        demo: What is shown.
-        host: The address to bind.
-        port: The port; 0: any.
-        token: As `application`.
-
-    Raises:
-        UserError: As `tfdml.web.server.listen`.
-    """
-    with listen(host, port) as opened:
-        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
-        address = address_of(opened, shown) + (f"/?token={token}" if token else "/")
-        app = application(page_routes(demo, Lanes(WebSettings())), token)
-        announcement = f"{len(demo.gallery):,} images at {address} (Ctrl-C ends the demo)"
-        serve_application(app, opened, announcement)

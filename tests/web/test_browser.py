@@ -11,11 +11,11 @@ pytest.importorskip("playwright", reason="Playwright is not installed: pip insta
 from playwright import sync_api
 from playwright.sync_api import expect
 
-from tests.demo.pages import EVIL, embed, encoded, small_gallery
-from tfdml.demo import Demo, page_routes
+from tests.web.pages import EVIL, embed, encoded, small_gallery
 from tfdml.evaluation import calibrate
 from tfdml.web.application import application
 from tfdml.web.lanes import Lanes
+from tfdml.web.page import Demo, page_routes
 from tfdml.web.server import address_of, listen, serving
 from tfdml.web.settings import WebSettings
 

@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("starlette")
 
-from tests.demo.pages import Colors, encoded, small_gallery
 from tests.embeddings.folders import write_folder
-from tfdml.demo import Pictures, pictures_of
-from tfdml.demo import gallery as module
+from tests.web.pages import Colors, encoded, small_gallery
 from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.io import files
 from tfdml.retrieval import nearest_neighbors, open_gallery
+from tfdml.web import pictures as module
+from tfdml.web.pictures import Pictures, pictures_of
 
 
 @pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
