@@ -53,10 +53,8 @@ def test_what_modules_import_is_required_and_pinned():
     required = {name[0].replace("_", "-").lower() for name in listed if name}
     # Clients of databases, Ray and the web framework are extras: these modules are imported where
     # an address names one, and by the command.
-    modules = [path for path in (ROOT / "tfdml").rglob("*.py") if path.parent.name != "demo"]
-    modules = [
-        path for path in modules if not path.name.endswith(("_gallery.py", "serving.py", "http.py"))
-    ]
+    modules = [path for path in (ROOT / "tfdml").rglob("*.py") if path.parent.name != "web"]
+    modules = [path for path in modules if not path.name.endswith("_gallery.py")]
     imported = (
         {name for path in modules for name in _imports(path)} - sys.stdlib_module_names - {"tfdml"}
     )

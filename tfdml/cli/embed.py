@@ -156,8 +156,9 @@ def _embed_texts(flags: EmbedFlags) -> None:
             written = lines(read_bytes(os.path.expanduser(flags.texts)).decode())
     source = f"texts={flags.texts}"
     texts = list(dict.fromkeys(clean(written, TEXT, source, lambda row: f"line {row + 1}")))
+    names = tuple(" ".join(text.split()) for text in texts)  # of one line
     images = ImageTable(
-        tuple(texts), np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(texts))
+        names, np.arange(len(texts)), np.full(len(texts), "test"), dict(enumerate(names))
     )
     model = load_source(flags)
     vectors = model.embed_texts(texts)

@@ -457,7 +457,7 @@ class _Split:
         if self.selection is None or self.flags.split == "train":
             return 0
         model = self.flags.model
-        if (Path(model) / "flags.txt").is_file():
+        if (Path(model) / FLAGS_FILE).is_file():
             experiment = Experiment.of_run(model)
             of_all = experiment.final_of and experiment.data_name == self.selection.name
             return len(self.images.classes) if of_all else 0

@@ -753,6 +753,7 @@ def final_settings(run_dir: str | os.PathLike) -> dict[str, Any]:
         raise UserError(
             f"has several runs: name one, such as {folder.path}/seed_0", final_of=folder.path
         )
+    settings = values_of(Experiment.of_run(run_dir))
     length = {
         "epochs": result["epoch"],
         "steps_per_epoch": folder.epoch_length().steps_of_final(),
@@ -760,7 +761,7 @@ def final_settings(run_dir: str | os.PathLike) -> dict[str, Any]:
     }
     all_classes = {"holdout_classes": 0.0, "holdout_sampling": Random(), "selection": "last"}
     unmeasured = {"final_of": str(folder.path), "report": False, "moment_embedder": False}
-    return values_of(Experiment.of_run(run_dir)) | length | all_classes | unmeasured
+    return settings | length | all_classes | unmeasured
 
 
 def import_own(modules: str) -> None:

@@ -24,12 +24,15 @@ class Lanes:
 
     Args:
         settings: See `WebSettings`.
+
+    Attributes:
+        waiting: How many requests have a place: they are read, computed, or wait for a lane.
     """
 
     def __init__(self, settings: WebSettings):
         self.settings = settings
         self._threads = concurrent.futures.ThreadPoolExecutor(settings.lanes)
-        self._waiting = 0
+        self.waiting = 0
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -38,15 +41,15 @@ class Lanes:
         Raises:
             HTTPException: 503, too many requests have one.
         """
-        if self._waiting >= self.settings.max_waiting:
+        if self.waiting >= self.settings.max_waiting:
             raise HTTPException(
-                503, f"{self._waiting} requests wait already: try again", {"Retry-After": "1"}
+                503, f"{self.waiting} requests wait already: try again", {"Retry-After": "1"}
             )
-        self._waiting += 1
+        self.waiting += 1
         try:
             yield
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     async def read_body(self, request: Request) -> bytes:
         """Return the body of a request.
