@@ -126,6 +126,7 @@ def test_columns_are_found_by_all_their_spellings(write, columns, plain):
     [
         (["path", "is_query"], "has a column 'is_query': call it 'role', or leave it out"),
         (["path", "lable"], "has a column 'lable': call it 'label', or leave it out"),
+        (["path", "lables"], "has a column 'lables': call it 'label', or leave it out"),
         (["path", "class"], "has a column 'class': call it 'label', or leave it out"),
         (["path", "paths", "rolle"], "has a column 'rolle': call it 'role'"),
         (["path", "Path"], "column 'path' is twice in 'path', 'Path'"),

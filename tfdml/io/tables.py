@@ -374,8 +374,10 @@ def _near(name: str, columns: Mapping[str, Any]) -> str:
     """Return the known column that another column nearly has the name of; empty for none."""
     if _MEANT.get(name) in columns:
         return _MEANT[name]
-    long = [column for column in columns if len(column) >= _SHORTEST]
-    return next(iter(difflib.get_close_matches(name, long, 1, _ALIKE)), "")
+    plurals = [plural for plural, column in _SYNONYMS.items() if column in columns]
+    long = [column for column in (*columns, *plurals) if len(column) >= _SHORTEST]
+    near = next(iter(difflib.get_close_matches(name, long, 1, _ALIKE)), "")
+    return near if near in columns else _SYNONYMS.get(near, "")
 
 
 def _check_lengths(source: str, cells: Mapping[str, Any]) -> None:
