@@ -249,6 +249,13 @@ def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):
         "evaluate", *flags, "--task=classification", "--target=fpir=0.2"
     )
     assert (status, "no threshold is chosen on such" in errors) == (2, True), errors
+    stored = f"{tmp_path / 'stored'}"
+    status, _, errors = commands.run("embed", *flags, "--split=all", f"--out={stored}")
+    assert status == 0, errors
+    status, _, errors = commands.run(
+        "evaluate", f"--model={stored}", "--task=classification", "--target=fpir=0.2"
+    )
+    assert (status, "no threshold is chosen on such" in errors) == (2, True), errors
     status, _, errors = commands.run(
         "evaluate", *flags, "--task=classification", "--target=fpir=0.2", "--split=train"
     )

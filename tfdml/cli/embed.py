@@ -27,7 +27,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, Progress
-from tfdml.cli.model_flags import DataFlags, data_choice, load_source
+from tfdml.cli.model_flags import DataFlags, data_choice, load_source, trained_classes
 from tfdml.errors import REASON, user_errors
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
@@ -105,7 +105,7 @@ def embed(flags: EmbedFlags) -> None:
             tf.config.set_visible_devices([], "GPU")  # they are left to the actors
     source = load_source(flags)
     folder = EmbeddingFolder(os.path.expanduser(flags.out), work.identity(source))
-    about = {**_about(source), "dataset": about}
+    about = {**_about(source), **about}
     lines: list[Progress] = []
 
     def progress(done: int, bad: int, total: int) -> None:
@@ -184,18 +184,19 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     sizes = flags.batch_size, flags.rows_per_file
     if flags.input:
         images = images_of(flags.input)
-        dataset = ImageDataset(
-            "input", "all", FileImages(images.names), np.zeros(len(images), np.int64)
-        )
-        return EmbeddingPass([dataset], images, *sizes, skip_bad=True), {
-            "name": ",".join(flags.input)
-        }
+        files = FileImages(images.names)
+        part = ImageDataset("input", "all", files, np.zeros(len(images), np.int64))
+        about = {"dataset": {"name": ",".join(flags.input)}}
+        return EmbeddingPass([part], images, *sizes, skip_bad=True), about
     selection = data_choice(flags)
     splits = selection.parts(flags.split)
     images = ImageTable.of(splits, os.path.expanduser(selection.directory))
     options = str(Arguments(selection.options))
-    about = {"name": selection.name, "options": options, "split": flags.split}
-    return EmbeddingPass(splits, images, *sizes), about
+    dataset = {"name": selection.name, "options": options, "split": flags.split}
+    classes = images.classes
+    names = set() if classes is None else set(classes[images.roles != "train"].tolist())
+    trained_on = trained_classes(flags.model, selection, names)
+    return EmbeddingPass(splits, images, *sizes), {"dataset": dataset, "trained_on": trained_on}
 
 
 COMMAND = Command(

@@ -61,10 +61,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from absl import logging
 
 from tfdml.cli.command_line import Command, Flags, load_tensorflow
-from tfdml.cli.model_flags import DataChoice, DataFlags, data_choice, kind_of_gallery, load_source
+from tfdml.cli.model_flags import (
+    DataChoice,
+    DataFlags,
+    data_choice,
+    kind_of_gallery,
+    load_source,
+    trained_classes,
+    trained_names,
+)
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
-from tfdml.io.files import printable, read_json, require_writable, write_json
+from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
 from tfdml.registry import DISTANCES
 from tfdml.run_folder import FLAGS_FILE
@@ -379,16 +387,6 @@ def _report_trained(model: str, sides: Mapping[str, _Side]) -> None:
         print(f"{name}: {text}: tpir may come out too good")
 
 
-def trained_names(model: str) -> set[str]:
-    """Return the names of the classes that an exported model was trained on, by its card; of other
-    models none."""
-    from tfdml.embeddings.model_card import card_of, served_version
-
-    path = Path(model).expanduser()
-    card = card_of(served_version(path) or path) if model else None
-    return set(read_json(card).get("trained_on") or []) if card else set()
-
-
 class _Split:
     """A split of a data set, with its embeddings.
 
@@ -452,17 +450,16 @@ class _Split:
         return self.source.fingerprint() if self.stored is None else self.stored.model
 
     def trained_classes(self) -> int:
-        """Return how many of the classes the model was trained on, as far as its run or its card
-        tell."""
-        if self.selection is None or self.flags.split == "train":
+        """Return how many of the classes the model was trained on, as far as its run, its card or
+        the stored embeddings tell."""
+        if self.flags.split == "train":
             return 0
-        model = self.flags.model
-        if (Path(model) / FLAGS_FILE).is_file():
-            experiment = Experiment.of_run(model)
-            of_all = experiment.final_of and experiment.data_name == self.selection.name
-            return len(self.images.classes) if of_all else 0
-        names = {self.images.class_names.get(label, str(label)) for label in self.images.classes}
-        return len(names & trained_names(model))
+        labels = self.images.labels
+        names = {self.images.class_names.get(label, str(label)) for label in set(labels.tolist())}
+        if self.stored is not None:
+            return len(names.intersection(self.stored.manifest.get("trained_on", ())))
+        assert self.selection is not None  # there are no stored embeddings
+        return len(trained_classes(self.flags.model, self.selection, names))
 
     @functools.cached_property
     def embeddings(self) -> np.ndarray:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import CommandFlags, load_tensorflow
 from tfdml.errors import UserError
 from tfdml.expressions import Arguments
+from tfdml.io.files import read_json
 from tfdml.options import option
 from tfdml.run_folder import EMBEDDER_FILE, FLAGS_FILE
 from tfdml.training import Experiment
@@ -126,6 +127,34 @@ class DataChoice:
             )
         dataset = data.load(self.name, self.directory or None, split, **self.options)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
+
+
+def trained_names(model: str) -> set[str]:
+    """Return the names of the classes that an exported model was trained on, by its card; of other
+    models none."""
+    from tfdml.embeddings.model_card import card_of, served_version
+
+    path = Path(model).expanduser()
+    card = card_of(served_version(path) or path) if model else None
+    return set(read_json(card).get("trained_on") or []) if card else set()
+
+
+def trained_classes(model: str, data: DataChoice, names: Iterable[str]) -> list[str]:
+    """Return which classes of a data set a model was trained on, as far as its run or its card
+    tell: all, where its run is final to the same data.
+
+    Args:
+        model: A run folder, or another model.
+        data: The data set.
+        names: The names of its classes.
+    """
+    if not (Path(model) / FLAGS_FILE).is_file():
+        return sorted(trained_names(model).intersection(names))
+    experiment = Experiment.of_run(model)
+    trained = experiment.data_name, os.path.abspath(experiment.data_dir)
+    if not experiment.final_of or trained != (data.name, os.path.abspath(data.directory)):
+        return []
+    return sorted(names)
 
 
 def data_choice(flags: DataFlags) -> DataChoice:
