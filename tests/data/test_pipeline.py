@@ -184,7 +184,7 @@ def test_the_process_ends_while_batches_are_still_being_made():
 
         file = io.BytesIO()
         Image.effect_noise((700, 500), 50).save(file, "JPEG")
-        names, arrays = ("",) * 100, np.zeros((100, 112, 112, 3), np.uint8)
+        names, arrays = tuple(map(str, range(100))), np.zeros((100, 112, 112, 3), np.uint8)
         kept = []
         for images in (EncodedImages((file.getvalue(),) * 100, names), ArrayImages(arrays, names)):
             names = {i: "" for i in range(100)}
