@@ -29,6 +29,7 @@ NOT_RUN = {
     "client.py": "is of a checkout, and needs a server",
     "curl ": "needs a server",
     "tensorflow_model_server": "is a server",
+    "--known=": "needs folders of visits and of strangers; tests/cli/test_evaluate.py has some",
     "tfdml serve": "is a server; tests/web asks one",
     "docker ": "starts a server",
     "kubectl ": "starts a server",

@@ -129,7 +129,7 @@ def draw_classes(labels, num_classes, size, seed):
     labels = ops.cast(ops.where(inside, labels, num_classes), "int32")
     present, count = _classes_of_batch(labels, num_classes)
     draws = keras.random.uniform((size + 1,), seed=seed)
-    absent = _draw_of_runs(draws, num_classes - count, count)
+    absent = _draw_of_runs(draws, size, num_classes - count, count)
     # A number counts the batch's classes that come before it.
     before = ops.arange(ops.shape(present)[0], dtype="int32")
     before = ops.where(before < count, present - before, num_classes)
@@ -150,16 +150,16 @@ def _classes_of_batch(labels, num_classes):
     return classes, ops.sum(ops.cast(is_first, "int32"))
 
 
-def _draw_of_runs(draws, num_absent, count):
+def _draw_of_runs(draws, size, num_absent, count):
     """Return one of each run of the classes that a batch does not have, which are numbered among
     themselves from 0 on.
 
     Args:
         draws: (size + 1,) uniform numbers; the last one decides where the first run starts.
+        size: How many results there are, which may be known in the graph alone.
         num_absent: How many such classes there are.
-        count: How many of the `size` results the batch's own classes take: the first ones.
+        count: How many of the results the batch's own classes take: the first ones.
     """
-    size = draws.shape[0] - 1
     rest, runs = ops.maximum(num_absent, 1), ops.maximum(size - count, 1)
     run = ops.arange(size, dtype="int32") - count
     length = rest // runs + ops.cast(run < rest % runs, "int32")
