@@ -704,7 +704,7 @@ class Experiment(
             UserError: This is not the folder of a run, or its flags are damaged.
 
         Example:
-            >>> Experiment.of_run(run.folder.path).epochs
+            >>> Experiment.of_run("runs/first").epochs
             1
         """
         folder = RunFolder(run_dir)
