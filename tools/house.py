@@ -43,7 +43,7 @@ OPEN: dict[str, int] = {
     "cli": 26,
     "data": 52,
     "embeddings": 23,
-    "evaluation": 53,
+    "evaluation": 52,
     "export": 23,
     "io": 1,
     "report": 1,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -156,36 +156,25 @@ class Searches:
         if largest == len(gallery):
             raise UserError("the rates of unknown classes need a gallery of at least two classes")
 
-        def nearest(rows: np.ndarray, **left_out: Any) -> tuple[np.ndarray, np.ndarray]:
-            """Return the class and the distance of the nearest image to each of some queries."""
-            if not len(rows):
-                return np.zeros(0, np.int64), np.zeros(0, np.float32)
-            themselves = None if own_rows is None else np.asarray(own_rows)[rows]
-            blocks = neighbor_blocks(
-                embeddings[rows], gallery, k=1, distance=distance, own_rows=themselves, **left_out
-            )
-            parts = [(near[:, 0], distances[:, 0]) for _, near, distances in blocks]
-            near, distances = map(np.concatenate, zip(*parts, strict=True))
-            return classes[near], distances
+        def search_of(rows: np.ndarray, **ignored: Any) -> Callable[..., Iterable[tuple]]:
+            options: dict[str, Any] = {"distance": distance, **ignored}
+            if own_rows is not None:
+                options["own_rows"] = np.asarray(own_rows)[rows]
+            return functools.partial(neighbor_blocks, embeddings[rows], gallery, **options)
 
         own = self._own[self.strangers]
-        self._classes_of = functools.partial(
-            neighbor_blocks,
-            embeddings[self.strangers],
-            gallery,
-            k=min(_MOST_FOUND, len(gallery) - (own_rows is not None)),
-            distance=distance,
-            own_rows=None if own_rows is None else np.asarray(own_rows)[self.strangers],
-            ignored=lambda block, rows: classes[rows] == own[block, None],
-            most_ignored=int(largest),
-        )
-        self._gallery_classes = classes
-        self._found, self.unknown = nearest(
+        self._search_strangers = search_of(
             self.strangers,
             ignored=lambda block, rows: classes[rows] == own[block, None],
             most_ignored=int(largest),
         )
-        closest, self.nearest = nearest(self.known)
+        self._most_found = min(_MOST_FOUND, len(gallery) - (own_rows is not None))
+        self._gallery_classes = classes
+        self._found, self.unknown = _nearest_classes(self._search_strangers, classes)
+        closest = np.zeros(0, np.int64)
+        self.nearest = np.zeros(0, np.float32)
+        if len(self.known):
+            closest, self.nearest = _nearest_classes(search_of(self.known), classes)
         self.right = closest == self._own[self.known]
 
     def basis(self) -> Basis:
@@ -221,10 +210,9 @@ class Searches:
     def _classes_within(self, threshold: float) -> np.ndarray:
         """Return (S,) in how many other classes each stranger finds an image."""
         counts = np.zeros(len(self.strangers), np.int64)
-        for block, rows, distances in self._classes_of():
-            found = np.where(distances <= threshold, self._gallery_classes[rows], -1)
-            found = np.sort(found, axis=1)
-            new = np.diff(found, axis=1, prepend=-1) > 0
+        for block, rows, distances in self._search_strangers(k=self._most_found):
+            classes = np.where(distances <= threshold, self._gallery_classes[rows], -1)
+            new = np.diff(np.sort(classes, axis=1), axis=1, prepend=-1) > 0
             counts[block] = np.count_nonzero(new, axis=1)
         return counts
 
@@ -302,6 +290,15 @@ def _strangers(in_gallery: np.ndarray, unknown: Any, labels: np.ndarray) -> np.n
             unknown=...,
         )
     return chosen
+
+
+def _nearest_classes(
+    search: Callable[..., Iterable[tuple]], classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class and the distance of the nearest image to each query of a search."""
+    parts = [(near[:, 0], distances[:, 0]) for _, near, distances in search(k=1)]
+    near, distances = map(np.concatenate, zip(*parts, strict=True))
+    return classes[near], distances
 
 
 def _over_classes(
