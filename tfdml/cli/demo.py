@@ -143,8 +143,10 @@ def _of_card(model: Path) -> Calibration | None:
 
     model = served_version(model) or model
     card = card_of(model)
-    calibration = card and stored_calibration(entry_of(card, model), card)
-    return calibration if calibration and calibration.kind == "fpir" else None
+    calibration = stored_calibration(entry_of(card, model), card) if card else None
+    if calibration is None or calibration.kind != "fpir":
+        return None
+    return calibration
 
 
 COMMAND = Command(

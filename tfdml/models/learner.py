@@ -445,8 +445,8 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 replicas, or the first one cannot be split equally.
         """
         inputs = LearnerInputs(self)
-        given = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
-        arguments = inputs.fit_arguments({**given, "x": x, "y": y})
+        options = inspect.signature(super().fit).bind(x, y, *args, **kwargs).arguments
+        arguments = inputs.fit_arguments({**options, "x": x, "y": y})
         self._create_variables()
         inputs.refuse_other_trainables()
         with replicas.explaining_empty_replicas():
