@@ -1,12 +1,8 @@
 """Measuring embeddings: retrieval and clustering metrics, intervals, generalization, thresholds,
 comparisons."""
 
-from tfdml.evaluation.calibration import Basis as Basis
 from tfdml.evaluation.calibration import Calibration as Calibration
-from tfdml.evaluation.calibration import Identification as Identification
 from tfdml.evaluation.calibration import calibrate as calibrate
-from tfdml.evaluation.calibration import identification as identification
-from tfdml.evaluation.calibration import identification_rates as identification_rates
 from tfdml.evaluation.calibration import target_of as target_of
 from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
@@ -17,6 +13,10 @@ from tfdml.evaluation.clustering import kmeans as kmeans
 from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
+from tfdml.evaluation.identification import Basis as Basis
+from tfdml.evaluation.identification import Identification as Identification
+from tfdml.evaluation.identification import identification as identification
+from tfdml.evaluation.identification import identification_rates as identification_rates
 from tfdml.evaluation.intervals import Interval as Interval
 from tfdml.evaluation.intervals import confidence_intervals as confidence_intervals
 from tfdml.evaluation.intervals import paired_differences as paired_differences

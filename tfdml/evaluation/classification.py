@@ -11,7 +11,8 @@ import numpy as np
 
 from tfdml.arguments import number, one_of
 from tfdml.errors import UserError, check_positive, check_share
-from tfdml.evaluation.calibration import Calibration, first_refused, largest_threshold
+from tfdml.evaluation.calibration import Calibration
+from tfdml.evaluation.identification import first_refused, largest_threshold
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.registry import DISTANCES
 from tfdml.retrieval.exact import (

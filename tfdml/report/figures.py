@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup
 
 from tfdml.errors import UserError
-from tfdml.evaluation.calibration import Identification
+from tfdml.evaluation.identification import Identification
 from tfdml.evaluation.intervals import Interval
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import OperatingPoint, PairHistogram, Verification

@@ -27,12 +27,8 @@ from markupsafe import Markup
 
 from tfdml.audit import Audit
 from tfdml.errors import UserError
-from tfdml.evaluation.calibration import (
-    Calibration,
-    calibrate,
-    identification,
-    identification_rates,
-)
+from tfdml.evaluation.calibration import Calibration, calibrate
+from tfdml.evaluation.identification import identification, identification_rates
 from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import is_remote, printable, write_whole

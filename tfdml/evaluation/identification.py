@@ -1,0 +1,479 @@
+"""Identification: searches of a gallery by queries of known and of unknown classes, and their
+rates at a threshold."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from tfdml.arguments import count_of_share, number
+from tfdml.errors import UserError, check_share
+from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval, worst_tenth
+from tfdml.evaluation.relevance import ids_or_names, joined_labels
+from tfdml.evaluation.verification import PairHistogram
+from tfdml.labels import true_or_false
+from tfdml.retrieval.exact import check_embeddings, neighbor_blocks
+
+# Of each stranger so many images are looked at, for the classes that it finds.
+_MOST_FOUND = 50
+# How many times as large galleries are, of which a calibration has the rate.
+_TIMES = (0.125, 0.25, 0.5, 1, 2, 4, 10)
+#: The false positive identification rates of which `identification` reports the true ones.
+FPIRS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.001)
+
+
+@dataclasses.dataclass(frozen=True)
+class Basis:
+    """What a threshold was measured on.
+
+    Attributes:
+        images: The number of images of the gallery; of pairs, of the images that were paired.
+        classes: The number of their classes.
+        known: The number of queries of classes of the gallery; of pairs, that of pairs of one
+            class.
+        unknown: The number of queries of unknown classes; of pairs, that of pairs of different
+            classes.
+        known_classes: The number of classes of the known queries; 0 for pairs.
+        unknown_classes: The number of classes of the unknown queries; 0 for pairs.
+        left_out: Whether the unknown queries are of classes of the gallery, and each searched it
+            without its own class.
+        gallery: What the images are, such as the address of a gallery; empty where it is not known.
+        queries: `images` or `texts`.
+        model: The fingerprint of the model that embedded them; empty where it is not known.
+    """
+
+    images: int
+    classes: int
+    known: int
+    unknown: int
+    known_classes: int = 0
+    unknown_classes: int = 0
+    left_out: bool = False
+    gallery: str = ""
+    queries: str = "images"
+    model: str = ""
+
+    def __str__(self) -> str:
+        name = f" ({self.gallery})" if self.gallery else ""
+        return f"{self.images:,} images of {self.classes:,} classes{name}"
+
+    def counts(self) -> dict[str, str]:
+        """Return what each rate is a share of, in words."""
+        if not self.unknown_classes:
+            return {
+                "far": f"{self.unknown:,} pairs of different classes",
+                "tar": f"{self.known:,} pairs of one class",
+                "precision": "the accepted pairs",
+            }
+        without = ", each without its own class" if self.left_out else ""
+        return {
+            "fpir": f"{self.unknown:,} unknown {self.queries} of {self.unknown_classes:,} classes"
+            f"{without}",
+            "tpir": f"{self.known:,} known {self.queries} of {self.known_classes:,} classes",
+        }
+
+
+def first_refused(distances: Any, share: float) -> np.float32:
+    """Return the least distance at which more than a share of the distances would be accepted.
+
+    Args:
+        distances: (Q,) float32.
+        share: The share, above 0 and below 1.
+
+    Example:
+        >>> float(first_refused([0.1, 0.2, 0.3, 0.4], 0.5))
+        0.30000001192092896
+    """
+    ordered = np.sort(np.asarray(distances, np.float32))
+    return ordered[min(count_of_share(share, len(ordered)), len(ordered) - 1)]
+
+
+def largest_threshold(distances: Any, fpir: float, distance: str) -> float:
+    """Return the largest threshold within which at most this share of the distances lies.
+
+    Args:
+        distances: (Q,) float32, of queries of unknown classes to what they find.
+        fpir: The share.
+        distance: What the distances are.
+
+    Raises:
+        UserError: `fpir` is not between 0 and 1, below what so few queries can show, or exceeded by
+            exact copies.
+    """
+    check_share(fpir=fpir)
+    distances = np.asarray(distances, np.float32)
+    if count_of_share(fpir, len(distances)) < 1:
+        fewest = count_of_share(1 / fpir, 1, up=True)
+        raise UserError(
+            f"fpir={fpir:g} needs at least {fewest:,} queries of unknown classes, not "
+            f"{len(distances):,}"
+        )
+    refused = first_refused(distances, fpir)
+    if distance != "dot" and refused <= 0:
+        copies = (
+            f"{np.count_nonzero(distances <= 0):,} of {len(distances):,} queries have a copy in "
+            "another class"
+        )
+        raise UserError(f"no threshold reaches fpir={fpir:g}: {copies}; find them with tfdml audit")
+    return float(np.nextafter(refused, np.float32(-np.inf)))
+
+
+class Searches:
+    """What queries of known and of unknown classes find in a gallery.
+
+    Attributes:
+        strangers: (S,) rows of the queries that stand for unknown classes.
+        unknown: (S,) float32 distance of each to the nearest image that is not of its class.
+        known: (K,) rows of the queries whose class the gallery has, in another image than the query
+            itself.
+        nearest: (K,) float32 distance of each to the nearest image.
+        right: (K,) bool, whether that is of the query's class.
+        left_out: Whether strangers are of classes of the gallery, and search it without them.
+        num_images: The number of images of the gallery.
+        num_classes: The number of its classes.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes. None: those whose class the
+            gallery does not have. If there is none, every query stands for a known class and, in a
+            search without its own class, for an unknown one.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+
+    Raises:
+        UserError: Embeddings that `nearest_neighbors` refuses, not one label for each, a known
+            query whose class the gallery does not have, or a stranger without an image of another
+            class in the gallery.
+    """
+
+    def __init__(
+        self,
+        embeddings: Any,
+        labels: Any,
+        gallery: Any = None,
+        gallery_labels: Any = None,
+        own_rows: Any = None,
+        unknown: Any = None,
+        distance: str = "euclidean",
+    ):
+        embeddings = check_embeddings(embeddings)
+        labels = ids_or_names(labels, len(embeddings))
+        if gallery is None:
+            gallery, gallery_labels = embeddings, labels
+            own_rows = np.arange(len(embeddings))
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        gallery_labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
+        codes = np.unique(joined_labels(gallery_labels, labels), return_inverse=True)[1]
+        classes = codes[: len(gallery)]
+        self._own = codes[len(gallery) :]
+        sizes = np.bincount(classes, minlength=codes.max() + 1)
+        self.num_images = len(gallery)
+        self.num_classes = int(np.count_nonzero(sizes))
+        is_stranger = _strangers(sizes[self._own] > 0, unknown, labels)
+        is_known = sizes[self._own] > (own_rows is not None)
+        if unknown is not None:
+            is_known &= ~is_stranger
+        self.strangers = np.flatnonzero(is_stranger)
+        self.known = np.flatnonzero(is_known)
+        largest = sizes[self._own[self.strangers]].max()
+        self.left_out = bool(largest)
+        if largest == len(gallery):
+            raise UserError("the rates of unknown classes need a gallery of at least two classes")
+
+        def search_of(rows: np.ndarray, **ignored: Any) -> Callable[..., Iterable[tuple]]:
+            options: dict[str, Any] = {"distance": distance, **ignored}
+            if own_rows is not None:
+                options["own_rows"] = np.asarray(own_rows)[rows]
+            return functools.partial(neighbor_blocks, embeddings[rows], gallery, **options)
+
+        own = self._own[self.strangers]
+        self._search_strangers = search_of(
+            self.strangers,
+            ignored=lambda block, rows: classes[rows] == own[block, None],
+            most_ignored=int(largest),
+        )
+        self._most_found = min(_MOST_FOUND, len(gallery) - (own_rows is not None))
+        self._gallery_classes = classes
+        self._found, self.unknown = _nearest_classes(self._search_strangers, classes)
+        closest = np.zeros(0, np.int64)
+        self.nearest = np.zeros(0, np.float32)
+        if len(self.known):
+            closest, self.nearest = _nearest_classes(search_of(self.known), classes)
+        self.right = closest == self._own[self.known]
+
+    def basis(self) -> Basis:
+        """Return what a threshold of these searches is measured on."""
+        return Basis(
+            images=self.num_images,
+            classes=self.num_classes,
+            known=len(self.known),
+            known_classes=len(np.unique(self._own[self.known])),
+            unknown=len(self.strangers),
+            unknown_classes=len(np.unique(self._own[self.strangers])),
+            left_out=self.left_out,
+        )
+
+    def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
+        """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
+        of the queries."""
+        from scipy.sparse import coo_array
+
+        own, accepted = self._own[self.strangers], self.unknown <= threshold
+        shape = (max(own.max(), self._found.max()) + 1,) * 2
+        ends = own[accepted], self._found[accepted]
+        counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
+        # Two classes that lie near one another are falsely found by the queries of both.
+        mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
+        rates = {"fpir": _over_classes(accepted, own, mutual, level, new_classes)}
+        if len(self.known):
+            answered = self.right & (self.nearest <= threshold)
+            own = self._own[self.known]
+            rates["tpir"] = _over_classes(answered, own, 0.0, level, new_classes)
+        return rates
+
+    def _classes_within(self, threshold: float) -> np.ndarray:
+        """Return (S,) in how many other classes each stranger finds an image."""
+        counts = np.zeros(len(self.strangers), np.int64)
+        for block, rows, distances in self._search_strangers(k=self._most_found):
+            classes = np.where(distances <= threshold, self._gallery_classes[rows], -1)
+            new = np.diff(np.sort(classes, axis=1), axis=1, prepend=-1) > 0
+            counts[block] = np.count_nonzero(new, axis=1)
+        return counts
+
+    def growth(self, threshold: float, level: float) -> tuple[tuple[int, Interval], ...]:
+        """Return FPIR by the number of images of the gallery, for as many other strangers.
+
+        In a random part of the gallery's classes a stranger is accepted where one of the classes
+        that it finds is in it; the chance follows from how many it finds. Beyond the gallery, the
+        line through log(-log(1 - FPIR)) at half of the classes and at all, over the logarithm of
+        the size, is continued.
+        """
+        counts = self._classes_within(threshold)
+        classes = self.num_classes - self.left_out
+        numbers = np.unique(self._own[self.strangers], return_inverse=True)[1]
+        sizes = np.bincount(numbers)
+
+        def rates(part: float) -> np.ndarray:
+            """Return the rate in a part of the classes, of all strangers and without each class."""
+            accepted = np.bincount(numbers, weights=_chance(counts, classes, part))
+            total = np.append(accepted.sum(), accepted.sum() - accepted)
+            return total / np.append(sizes.sum(), np.maximum(sizes.sum() - sizes, 1))
+
+        hazards = -np.log1p(-np.minimum(rates(1.0), 1 - 1e-12))
+        halves = -np.log1p(-np.minimum(rates(0.5), 1 - 1e-12))
+        slopes = np.log2(np.maximum(hazards, 1e-300) / np.maximum(halves, 1e-300))
+        grown = []
+        for times in _TIMES:
+            if times < 1:
+                values = rates(times)
+            else:
+                values = -np.expm1(-hazards * times ** np.clip(slopes, 0, 1))
+            parts = values[1:] - values[1:].mean()
+            # Of the jackknife, for the choice of the threshold and for the other strangers.
+            variance = 2 * (1 - 1 / len(parts)) * float(np.square(parts).sum())
+            rate = float(values[0])
+            interval = rate_interval(rate, variance, freedom_of(parts), level, len(parts))
+            grown.append((round(times * self.num_images), interval))
+        return tuple(grown)
+
+    def worst(self, threshold: float) -> dict[str, float]:
+        """Return `fpir`, and `tpir` where there are known queries, of the tenth of the classes of
+        the queries where it is the worst."""
+        parts = {"fpir": (self.unknown <= threshold, self._own[self.strangers])}
+        if len(self.known):
+            answered = self.right & (self.nearest <= threshold)
+            parts["tpir"] = answered, self._own[self.known]
+        worst = {}
+        for name, (hits, classes) in parts.items():
+            of_class = np.bincount(classes, weights=hits)
+            worst[name] = worst_tenth(of_class, np.bincount(classes), highest=name == "fpir")
+        return worst
+
+
+def _chance(counts: np.ndarray, classes: int, part: float) -> np.ndarray:
+    """Return the chance that a part of the classes, drawn at random, has one of some that are
+    counted."""
+    drawn = min(max(round(part * classes), 1), classes)
+    left = np.arange(counts.max(initial=0))
+    each = np.maximum(classes - drawn - left, 0) / np.maximum(classes - left, 1)
+    return 1 - np.append(1.0, np.cumprod(each))[counts]
+
+
+def _strangers(in_gallery: np.ndarray, unknown: Any, labels: np.ndarray) -> np.ndarray:
+    """Return which queries stand for unknown classes, see `Searches`."""
+    if unknown is None:
+        return np.ones_like(in_gallery) if in_gallery.all() else ~in_gallery
+    chosen = true_or_false(unknown, "unknown", len(labels))
+    if not chosen.any():
+        raise UserError("calls no query unknown: FPIR is the rate of those", unknown=...)
+    astray = labels[~(chosen | in_gallery)]
+    if len(astray):
+        raise UserError(
+            f"{len(astray):,} known queries are of classes that the gallery does not have, the "
+            f"first is {astray.tolist()[0]!r}: call them unknown, or add the class",
+            unknown=...,
+        )
+    return chosen
+
+
+def _nearest_classes(
+    search: Callable[..., Iterable[tuple]], classes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class and the distance of the nearest image to each query of a search."""
+    parts = [(near[:, 0], distances[:, 0]) for _, near, distances in search(k=1)]
+    near, distances = map(np.concatenate, zip(*parts, strict=True))
+    return classes[near], distances
+
+
+def _over_classes(
+    hits: np.ndarray, classes: np.ndarray, mutual: float, level: float, new_classes: bool
+) -> Interval:
+    """Return the share of hits with its cluster-robust interval."""
+    rate = float(hits.mean())
+    numbers = np.unique(classes, return_inverse=True)[1]
+    parts = np.bincount(numbers, weights=hits - rate) / len(hits)
+    groups = len(parts)
+    variance = float(np.square(parts).sum()) + mutual
+    variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+    return rate_interval(rate, variance, freedom_of(parts), level, groups)
+
+
+def identification_rates(
+    embeddings: Any,
+    labels: Any,
+    threshold: float,
+    *,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    unknown: Any = None,
+    distance: str = "euclidean",
+    level: float = 0.95,
+) -> dict[str, Interval]:
+    """Measures the rates of searches of a gallery at a given threshold, such as that of a
+    `Calibration`.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        threshold: The largest distance of an accepted image.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over the classes of the queries.
+
+    Returns:
+        - `fpir`: false positive identification rate: the share of the queries of unknown classes
+            for which an image lies within the threshold (NIST FRVT 1:N; ISO/IEC 19795-1). Where the
+            gallery has the class of every query, each is searched for without its own class.
+        - `tpir`: true positive identification rate, 1 - FNIR, also called detection and
+            identification rate: the share of the queries of known classes whose nearest image is of
+            the right class and within the threshold. Not where there is none.
+
+    Raises:
+        UserError: As `Searches`.
+
+    Example:
+        >>> gallery, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
+        >>> rates = tfdml.evaluation.identification_rates(gallery, labels, 1.0)
+        >>> rates["fpir"].mean, rates["tpir"].mean
+        (0.0, 1.0)
+    """
+    check_share(level=level)
+    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    return searches.rates(number("threshold", threshold), level, new_classes=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identification:
+    """How well a threshold tells queries of known classes from those of unknown ones.
+
+    Attributes:
+        distance: The distance.
+        basis: What was searched, and by what.
+        points: By false positive identification rate that was asked for, the largest threshold and
+            its rates, `fpir` and `tpir`.
+        curve: Three arrays `fpir`, `tpir` and `threshold` for drawing.
+        counts: Known queries (as `positive`) and unknown ones by their distance to what they find.
+    """
+
+    distance: str
+    basis: Basis
+    points: Mapping[float, tuple[float, Mapping[str, Interval]]]
+    curve: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    counts: PairHistogram = dataclasses.field(repr=False)
+
+
+def identification(
+    embeddings: Any,
+    labels: Any,
+    *,
+    gallery: Any = None,
+    gallery_labels: Any = None,
+    own_rows: Any = None,
+    unknown: Any = None,
+    distance: str = "euclidean",
+    level: float = 0.95,
+) -> Identification:
+    """Measures searches of a gallery by queries of known and of unknown classes, at all thresholds.
+
+    Args:
+        embeddings: (Q, d) the queries.
+        labels: (Q,) class ids (integers) or names.
+        gallery: (G, d); None: the queries search one another.
+        gallery_labels: (G,).
+        own_rows: (Q,) the row of each query in the gallery, where it is one of its images.
+        unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
+        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        level: The coverage of the intervals, which are over the classes of the queries.
+
+    Raises:
+        UserError: As `Searches`, or no query is of a known class.
+
+    Example:
+        >>> images, labels = [[0.0], [0.1], [5.0], [5.2]], [3, 3, 8, 8]
+        >>> found = tfdml.evaluation.identification(images, labels)
+        >>> found.basis.known, found.curve["tpir"].tolist()
+        (4, [1.0, 1.0, 1.0, 1.0])
+    """
+    check_share(level=level)
+    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    if not len(searches.known):
+        raise UserError("no query is of a class of the gallery")
+    strangers = np.sort(searches.unknown)
+    below = np.nextafter(strangers, np.float32(-np.inf))
+    answered = np.sort(searches.nearest[searches.right])
+    points = {}
+    for fpir in FPIRS:
+        if not count_of_share(fpir, len(strangers)):
+            continue
+        threshold = float(np.nextafter(first_refused(strangers, fpir), np.float32(-np.inf)))
+        points[fpir] = threshold, searches.rates(threshold, level, new_classes=False)
+    accepted = np.searchsorted(strangers, below, side="right")
+    right = np.searchsorted(answered, below, side="right")
+    curve = {
+        "fpir": accepted / len(strangers),
+        "tpir": right / len(searches.known),
+        "threshold": below.astype(np.float64),
+    }
+    counts = _histogram(searches.nearest, strangers)
+    return Identification(distance, searches.basis(), points, curve, counts)
+
+
+def _histogram(known: np.ndarray, unknown: np.ndarray) -> PairHistogram:
+    """Return the distances of known and of unknown queries in 256 equal bins."""
+    least = min(known.min(), unknown.min())
+    largest = np.nextafter(max(known.max(), unknown.max()), np.float32(np.inf))
+    edges = np.linspace(least, largest, 257)
+    near, _ = np.histogram(known, edges)
+    far, _ = np.histogram(unknown, edges)
+    return PairHistogram(edges, near, far, float(known.mean()), float(unknown.mean()))
