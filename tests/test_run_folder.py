@@ -20,14 +20,14 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
     folder, flags = RunFolder(tmp_path / "run"), experiment(tmp_path / "run").as_flags()
     busy = pytest.raises(UserError, match="another process is writing into it")
     with (
-        folder.created(flags),
+        folder.new_run(flags),
         busy,
-        RunFolder(tmp_path / "run").created(flags),
+        RunFolder(tmp_path / "run").new_run(flags),
     ):
         pass
     with (
         pytest.raises(UserError, match="exists already"),
-        RunFolder(tmp_path / "run").created(flags),
+        RunFolder(tmp_path / "run").new_run(flags),
     ):
         pass
 

@@ -41,7 +41,7 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
     """Convert given pairs (G, 2) or triplets (G, 3) of rows of images to int64.
 
     Args:
-        rows: They.
+        rows: The pairs or triplets.
         what: Their name in the message.
         size: The number of images, where it is known.
 
@@ -62,14 +62,14 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
         raise UserError(
             f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images, not {kind}"
         )
-    end = np.iinfo(np.int64).max if size is None else size
+    num_images = np.iinfo(np.int64).max if size is None else size
     # Written so that NaN fails, too.
-    right = (array == np.rint(array)) & (array >= 0) & (array < end)
-    if not right.all():
-        place = int(np.flatnonzero(~right.all(axis=1))[0])
+    is_row = (array == np.rint(array)) & (array >= 0) & (array < num_images)
+    if not is_row.all():
+        first = int(np.flatnonzero(~is_row.all(axis=1))[0])
         span = "from 0 on" if size is None else f"from 0 to {size - 1}"
         raise UserError(
-            f"{what}: row {place} is {array[place].tolist()}: give whole numbers {span}, the rows "
+            f"{what}: row {first} is {array[first].tolist()}: give whole numbers {span}, the rows "
             "of the images"
         )
     return array.astype(np.int64)

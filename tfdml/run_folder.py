@@ -203,11 +203,11 @@ class RunFolder:
             yield
 
     @contextlib.contextmanager
-    def created(self, flags: str) -> Iterator[None]:
-        """Make the folder, with the flags of the run, and keep other runs out.
+    def new_run(self, flags_text: str) -> Iterator[None]:
+        """Make the folder, write the flags of the run, and keep other runs out for the block.
 
         Args:
-            flags: The flags, as text.
+            flags_text: The flags.
 
         Raises:
             UserError: It cannot be made, or has become that of another run.
@@ -217,7 +217,7 @@ class RunFolder:
         with self.locked():
             self.check_new()
             with atomic_write(self.flags) as temporary:
-                temporary.write_text(flags, encoding="utf-8")
+                temporary.write_text(flags_text, encoding="utf-8")
             yield
 
     def record(self, data: dict[str, Any], environment: dict[str, Any], weights: str = "") -> None:

@@ -363,19 +363,17 @@ class WholeGradients:
         import tensorflow as tf
 
         pairs = list(grads_and_vars)
-        # All replicas draw the same rows, so that their values add up.
-        drawn = {
-            place: gradient
-            for place, (gradient, variable) in enumerate(pairs)
-            if isinstance(gradient, tf.IndexedSlices) and self.has_drawn_rows(variable)
-        }
-        for place, gradient in drawn.items():
-            pairs[place] = gradient.values, pairs[place][1]
+        # All replicas sample the same rows, so that their values add up.
+        of_rows = {}
+        for index, (gradient, variable) in enumerate(pairs):
+            if isinstance(gradient, tf.IndexedSlices) and self.has_sampled_rows(variable):
+                of_rows[index] = gradient
+                pairs[index] = gradient.values, variable
         reduced = super()._all_reduce_sum_gradients(pairs)  # type: ignore[misc]
         clipped = self.clipped([gradient for gradient, _ in reduced])
-        for place, gradient in drawn.items():
-            clipped[place] = tf.IndexedSlices(
-                clipped[place], gradient.indices, gradient.dense_shape
+        for index, gradient in of_rows.items():
+            clipped[index] = tf.IndexedSlices(
+                clipped[index], gradient.indices, gradient.dense_shape
             )
         return list(zip(clipped, [variable for _, variable in reduced], strict=True))
 
@@ -389,8 +387,8 @@ class WholeGradients:
         """Return the gradients, some of which may be None, as they are applied."""
         return grads
 
-    def has_drawn_rows(self, variable: Any) -> bool:
-        """Whether steps use rows of a variable that are drawn, each once and the same on all
+    def has_sampled_rows(self, variable: Any) -> bool:
+        """Whether steps use sampled rows of a variable alone, each once and the same on all
         replicas."""
         del variable
         return False

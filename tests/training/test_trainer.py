@@ -65,7 +65,7 @@ def test_a_run_is_new_resumed_or_finished(tmp_path):
     folder.path.mkdir()
     (folder.path / ".partial-999999-flags.txt").touch()
     assert state(resume=True) is RunState.NEW  # killed before its flags were written
-    with folder.created(settings.as_flags()), pytest.raises(UserError, match="another process"):
+    with folder.new_run(settings.as_flags()), pytest.raises(UserError, match="another process"):
         state(resume=True)
     with pytest.raises(UserError, match="exists already"):
         state(resume=False)

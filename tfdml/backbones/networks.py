@@ -194,9 +194,9 @@ def bn_inception(input_shape=(None, None, 3), name: str = "bn_inception") -> ker
 
 
 def _bn_inception_module(blocks: _Inception, x, prefix: str, channels: tuple[int, ...]):
-    point, narrow_reduce, narrow, double_reduce, double, projection = channels
-    strides = 1 if point else 2
-    branches = [blocks.unit(x, prefix, "1x1", point, 1)] if point else []
+    pointwise, narrow_reduce, narrow, double_reduce, double, projection = channels
+    strides = 1 if pointwise else 2
+    branches = [blocks.unit(x, prefix, "1x1", pointwise, 1)] if pointwise else []
     branches.append(
         blocks.chain(x, prefix, ("3x3_reduce", narrow_reduce, 1), ("3x3", narrow, 3, strides))
     )
@@ -207,7 +207,8 @@ def _bn_inception_module(blocks: _Inception, x, prefix: str, channels: tuple[int
     else:
         if prefix.endswith("5b"):
             pooled = keras.layers.MaxPooling2D(3, 1, "same", name=f"{prefix}_pool")(x)
-        else:  # over zeros outside, too
+        else:
+            # Zeros outside count in the average, unlike those of Keras's "same".
             padded = keras.layers.ZeroPadding2D(1, name=f"{prefix}_pool_pad")(x)
             pooled = keras.layers.AveragePooling2D(3, 1, "valid", name=f"{prefix}_pool")(padded)
         branches.append(blocks.unit(pooled, prefix, "pool_proj", projection, 1))
@@ -310,31 +311,31 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
         alike = difflib.get_close_matches(at, names, n=4, cutoff=0.5)
         hint = f"; near: {', '.join(alike)}" if alike else ""
         raise ValueError(f"{model.name} has no layer {at!r} to cut at{hint}")
-    made = [tensor for tensor in _walk(model).values() if producer_of(tensor)[0].name == at]
+    made = [tensor for tensor in _ancestors(model).values() if producer_of(tensor)[0].name == at]
     if len(made) != 1 or at in [
         producer_of(end)[0].name for end in (model.inputs[0], model.outputs[0])
     ]:
         raise ValueError(f"{model.name} cannot be cut at {at!r}: nothing would be left on one side")
-    if model.inputs[0] is _walk(model, without=at).get(id(model.inputs[0])):
+    if model.inputs[0] is _ancestors(model, not_through=at).get(id(model.inputs[0])):
         raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it")
     trunk = keras.Model(model.inputs[0], made[0], name=f"{model.name}_to_{at}")
     rest = keras.Model(made[0], model.outputs[0], name=f"{model.name}_from_{at}")
     return trunk, rest
 
 
-def _walk(model: keras.Model, without: str | None = None) -> dict[int, keras.KerasTensor]:
-    """Return the tensors from which the output is made, by id, not going through the layer
-    `without`."""
-    found: dict[int, keras.KerasTensor] = {}
+def _ancestors(model: keras.Model, not_through: str = "") -> dict[int, keras.KerasTensor]:
+    """Return the tensors from which the output is computed, by id: without the inputs of the layer
+    `not_through`, unless another layer needs them."""
+    ancestors: dict[int, keras.KerasTensor] = {}
     waiting = list(model.outputs)
     while waiting:
         tensor = waiting.pop()
-        if id(tensor) in found:
+        if id(tensor) in ancestors:
             continue
-        found[id(tensor)] = tensor
+        ancestors[id(tensor)] = tensor
         # A layer may have been called in other models too: only the call that made this tensor
         # counts.
         operation, inputs = producer_of(tensor)
-        if operation.name != without:
+        if operation.name != not_through:
             waiting.extend(inputs)
-    return found
+    return ancestors

@@ -120,10 +120,11 @@ def check(name: str, weights: str | None = None, **options) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: backbone=mobilenetv4: unknown; did you mean 'mobilenetv2'? ...
     """
-    if not _is_preset(name, weights, options):
-        _find(name, weights, options)
-    else:
+    if name.startswith(HUB):
+        _refuse_arguments_of_preset(name, weights, options)
         check_preset(name.removeprefix(HUB))
+    else:
+        _find(name, weights, options)
 
 
 def resolve(name: str, image_size: int, weights: str | None = None, **options) -> Backbone:
@@ -149,7 +150,8 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
         >>> backbone.model.output_shape, backbone.scaling
         ((None, 3, 3, 1280), 'tf')
     """
-    if _is_preset(name, weights, options):
+    if name.startswith(HUB):
+        _refuse_arguments_of_preset(name, weights, options)
         return Backbone(*load_preset(name.removeprefix(HUB), image_size))
     entry, options = _find(name, weights, options)
     weights = None if weights in _NO_WEIGHTS else weights
@@ -164,14 +166,13 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     return backbone
 
 
-def _is_preset(name: str, weights: str | None, options: dict[str, Any]) -> bool:
-    """Whether a name is that of a preset of KerasHub, which takes no weights and no options."""
-    if name.startswith(HUB) and (options or weights not in _NO_WEIGHTS):
+def _refuse_arguments_of_preset(name: str, weights: str | None, options: dict[str, Any]) -> None:
+    """Raise a `UserError` where a preset of KerasHub is given weights or options."""
+    if options or weights not in _NO_WEIGHTS:
         raise UserError(
             f"backbone {name!r} comes with its weights and has no options: leave out weights and "
             "options"
         )
-    return name.startswith(HUB)
 
 
 def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Entry, dict[str, Any]]:

@@ -72,43 +72,15 @@ def ray_session(
     if ray.is_initialized():
         yield ray
         return
-    options: dict[str, Any] = {"log_to_driver": show_workers, "logging_level": logging.ERROR}
-    if address == LOCAL:
-        # Its workers import the tfdml that this process has, wherever it lies.
-        paths = [
-            str(Path(__file__).resolve().parents[2]),
-            *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-        ]
-        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
-        options["num_cpus"] = cpus
-        options["include_dashboard"] = False
-        options["object_store_memory"] = object_store_bytes
-    else:
-        options["address"] = address
-        options["runtime_env"] = {"env_vars": _own_modules()}
-    # Ray's own handler would end the process before it has tidied up.
-    on_sigterm = signal.getsignal(signal.SIGTERM)
-    try:
-        with quiet_errors(), warnings.catch_warnings(action="ignore"):
-            ray.init(**options)
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-        why = short_message(error, "last" if "Initialization failure" in str(error) else "first")
-        if address == LOCAL:
-            raise UserError(f"Ray cannot be started here: {why}") from error
-        advice = (
-            "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it "
-            "or by ray://"
-        )
-        raise UserError(f"cannot be joined: {why}; {advice}", cluster=address) from error
-    with contextlib.suppress(ValueError):  # outside the main thread there is none to set
-        signal.signal(signal.SIGTERM, on_sigterm)
+    options = _local_options(cpus, object_store_bytes) if address == LOCAL else _joining(address)
+    _start(ray, address, {**options, "log_to_driver": show_workers})
     logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield ray
     except Exception as error:
-        if not address.startswith("ray://") or (
-            ray.is_initialized() and not isinstance(error, ConnectionError)
-        ):
+        is_lost = isinstance(error, ConnectionError) or not ray.is_initialized()
+        is_client = address.startswith("ray://")
+        if not (is_client and is_lost):
             raise
         advice = (
             "start the command again (train with --resume), or on a host of the cluster by "
@@ -122,10 +94,46 @@ def ray_session(
         ray.shutdown()
 
 
-def _own_modules() -> dict[str, str]:
-    """Return the variable by which the workers of other machines know the user's modules; here it
-    is inherited."""
-    return {VARIABLE: os.environ.get(VARIABLE, "")}
+def _local_options(cpus: int | None, object_store_bytes: int | None) -> dict[str, Any]:
+    """Return the options of `ray.init` for a Ray of this process's own, whose workers import the
+    tfdml that this process has, wherever it lies."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+    return {
+        "num_cpus": cpus,
+        "include_dashboard": False,
+        "object_store_memory": object_store_bytes,
+    }
+
+
+def _joining(address: str) -> dict[str, Any]:
+    """Return the options of `ray.init` for a cluster that runs. Its workers know the user's modules
+    by a variable, which those of a local Ray inherit."""
+    return {
+        "address": address,
+        "runtime_env": {"env_vars": {VARIABLE: os.environ.get(VARIABLE, "")}},
+    }
+
+
+def _start(ray: Any, address: str, options: dict[str, Any]) -> None:
+    """Start or join Ray, with the signal handler of this process in place afterwards: Ray's own
+    would end the process before it has tidied up."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
+    try:
+        with quiet_errors(), warnings.catch_warnings(action="ignore"):
+            ray.init(logging_level=logging.ERROR, **options)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+        why = short_message(error, "last" if "Initialization failure" in str(error) else "first")
+        if address == LOCAL:
+            raise UserError(f"Ray cannot be started here: {why}") from error
+        advice = (
+            "set RAY_AUTH_MODE and RAY_AUTH_TOKEN as there, and start the command on a host of it "
+            "or by ray://"
+        )
+        raise UserError(f"cannot be joined: {why}; {advice}", cluster=address) from error
+    with contextlib.suppress(ValueError):  # outside the main thread there is none to set
+        signal.signal(signal.SIGTERM, on_sigterm)
 
 
 def as_user_error(error: Any) -> UserError | None:

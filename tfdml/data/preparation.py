@@ -134,8 +134,8 @@ def download(
     Args:
         name: The catalog's name of the data set.
         data_dir: The folder to put it in, on a local disk.
-        progress: Called now and then with the name of a file, the bytes that have arrived, and all
-            of them.
+        progress: Called now and then with a line such as `fetching CUB_200_2011.tgz`, the bytes
+            that have arrived, and all of them.
 
     Returns:
         The paths of the new files and folders; empty if all were there.

@@ -116,24 +116,24 @@ class _Products:
         self.count = count
         self.size = size
 
-    def averages(self, features, *blocks, trained=True):
+    def averages(self, features, *stacks, trained=True):
         # Cut off from any tape, which would keep every block's products although gradient() never
         # asks for them.
-        features, blocks = ops.stop_gradient(features), tuple(map(ops.stop_gradient, blocks))
+        features, stacks = ops.stop_gradient(features), tuple(map(ops.stop_gradient, stacks))
 
         def gradient(upstream):
-            return self.backward(features, blocks, upstream, trained)
+            return self.backward(features, stacks, upstream, trained)
 
-        return self.forward(features, blocks), gradient
+        return self.forward(features, stacks), gradient
 
-    def forward(self, features, blocks):
+    def forward(self, features, stacks):
         rows = ops.reshape(features, (-1, features.shape[-1]))
         batch, positions = ops.shape(features)[:2]
 
-        def block(carry, i):
+        def average_block(carry, i):
             averages, product = [], None
-            for k, matrices in enumerate(blocks):
-                projected = ops.matmul(rows, ops.transpose(self.take(matrices, i)))
+            for k, stack in enumerate(stacks):
+                projected = ops.matmul(rows, ops.transpose(self.take(stack, i)))
                 product = projected if product is None else product * projected
                 if k + 1 in self.lengths:
                     averages.append(
@@ -142,38 +142,40 @@ class _Products:
             return carry, (ops.stack(averages),)
 
         shape = (len(self.lengths), features.shape[0], self.size)
-        _, (averages,) = scan(block, ops.zeros((), "float32"), self.count, [shape])
+        _, (averages,) = scan(average_block, ops.zeros((), "float32"), self.count, [shape])
         return ops.reshape(
             ops.transpose(averages, (1, 2, 0, 3)),
             (len(self.lengths), batch, self.count * self.size),
         )
 
-    def backward(self, features, blocks, upstream, trained):
+    def backward(self, features, stacks, upstream, trained):
         channels = features.shape[-1]
         rows = ops.reshape(features, (-1, channels))
         batch, positions = ops.shape(features)[:2]
         upstream = self._by_block(upstream, batch, positions)
 
-        def block(rows_gradient, i):
-            matrices = [self.take(matrix, i) for matrix in blocks]
+        def add_block(rows_gradient, i):
+            matrices = [self.take(stack, i) for stack in stacks]
             projected = [ops.matmul(rows, ops.transpose(matrix)) for matrix in matrices]
+            # products[k] = projected[0] * ... * projected[k]
             products = list(itertools.accumulate(projected[:-1], operator.mul))
-            averages = ops.unstack(self.take(upstream, i), len(self.lengths))
-            by_length = dict(zip(self.lengths, averages, strict=True))
-            gradient, matrix_gradients = None, []
-            for k in reversed(range(len(blocks))):
+            sum_gradients = ops.unstack(self.take(upstream, i), len(self.lengths))
+            by_length = dict(zip(self.lengths, sum_gradients, strict=True))
+            matrix_gradients = []
+            # The gradient of products[k], from the last one to the first.
+            of_product = ops.zeros_like(projected[0])
+            for k in reversed(range(len(stacks))):
                 if k + 1 in by_length:
-                    of_average = self._at_positions(by_length[k + 1], batch, positions)
-                    gradient = of_average if gradient is None else gradient + of_average
-                of_factor = gradient if k == 0 else gradient * products[k - 1]
-                rows_gradient = rows_gradient + ops.matmul(of_factor, matrices[k])
+                    of_product += self._at_positions(by_length[k + 1], batch, positions)
+                of_projected = of_product if k == 0 else of_product * products[k - 1]
+                rows_gradient = rows_gradient + ops.matmul(of_projected, matrices[k])
                 if trained:
-                    matrix_gradients.append(ops.matmul(ops.transpose(of_factor), rows))
-                gradient = gradient * projected[k]
+                    matrix_gradients.append(ops.matmul(ops.transpose(of_projected), rows))
+                of_product = of_product * projected[k]
             return rows_gradient, tuple(reversed(matrix_gradients))
 
-        shapes = [(self.size, channels)] * (len(blocks) if trained else 0)
-        rows_gradient, matrix_gradients = scan(block, ops.zeros_like(rows), self.count, shapes)
+        shapes = [(self.size, channels)] * (len(stacks) if trained else 0)
+        rows_gradient, matrix_gradients = scan(add_block, ops.zeros_like(rows), self.count, shapes)
         features_gradient = ops.reshape(rows_gradient, ops.shape(features))
         return (features_gradient, *matrix_gradients) if trained else features_gradient
 

@@ -237,7 +237,7 @@ class PrincipalComponents(SavedByArguments, keras.layers.Layer):
         vectors = np.asarray(vectors)
         if vectors.ndim != 2 or len(vectors) <= self.dim:
             raise ValueError(
-                f"{self.name}: fit() needs more than {self.dim} vectors, not {vectors.shape}"
+                f"{self.name}: adapt() needs more than {self.dim} vectors, not {vectors.shape}"
             )
         if not np.all(np.isfinite(vectors)):
             raise ValueError(f"{self.name}: the vectors are not all finite")

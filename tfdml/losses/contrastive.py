@@ -44,8 +44,8 @@ class ContrastiveLoss(PairLoss):
 
     def __init__(self, margin=1.0, distance="sqeuclidean", average="active", **kwargs):
         super().__init__(distance=distance, **kwargs)
-        # -x.y is negative where vectors are alike, as may be what an object gives; no other
-        # distance is below 0.
+        # -x.y may be negative, and so may a distance that is given as an object. The other named
+        # distances are never below 0.
         may_be_negative = self.distance == "dot" or not isinstance(self.distance, str)
         self.margin = number("margin", margin, at_least=None if may_be_negative else 0)
         self.average = one_of("average", average, ("active", "all"))

@@ -161,7 +161,7 @@ class TripletLoss(PairLoss):
 
 
 # Each returns, per anchor: the sum of what its triplets cost, how many are active, and how many
-# there are.
+# there are. With weights these are sums of weights.
 
 
 def _hardest(distances, positives, negatives, cost):
@@ -219,12 +219,19 @@ def _weighted(distances, positives, weights, margin):
 
 
 def _softly_weighted(distances, positives, weights):
-    """As `_weighted`, with ln(1 + exp(d_ap - d_an)) of each triplet."""
-    to_positives = compare_with_positives(
-        distances, positives, weights, lambda z: ops.softplus(-z), lambda z: -ops.sigmoid(-z)
-    )
+    """Return the sum over (p, n) of w_an ln(1 + exp(d_ap - d_an)) of every anchor, and twice the
+    weight of its triplets: with a soft margin all are active."""
+
+    def cost(gap):
+        # gap = d_an - d_ap
+        return ops.softplus(-gap)
+
+    def slope(gap):
+        return -ops.sigmoid(-gap)
+
+    by_positive = compare_with_positives(distances, positives, weights, cost, slope)
     mined = pairwise.masked_count(positives, axis=1) * ops.sum(weights, axis=1)
-    return ops.sum(to_positives, axis=1), mined, mined
+    return ops.sum(by_positive, axis=1), mined, mined
 
 
 @register("loss")

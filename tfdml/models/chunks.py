@@ -85,10 +85,10 @@ class Chunks:
         there is none."""
         direct, upstream = tape.gradient(loss, [variables, self.representations])
         upstream = {name: value for name, value in upstream.items() if value is not None}
-        # What objectives draw they read after the representations.
-        drawn = self.learner.drawn_weight_ids
-        undrawn = [variable for variable in variables if id(variable) not in drawn]
-        through = dict(zip(map(id, undrawn), self._through(upstream, undrawn), strict=True))
+        # Objectives read the rows that they sample after the representations.
+        row_sampled = self.learner.row_sampled_weight_ids
+        read_whole = [variable for variable in variables if id(variable) not in row_sampled]
+        through = dict(zip(map(id, read_whole), self._through(upstream, read_whole), strict=True))
         return [
             _sum(gradient, through.get(id(variable)))
             for gradient, variable in zip(direct, variables, strict=True)

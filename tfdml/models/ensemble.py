@@ -181,6 +181,7 @@ class AttentionEnsemble(Embedder):
         return features, self.attention(features, training=mode_of(self.attention, training))
 
     def _side_by_side(self, maps):
+        """(B M, h, w, c) -> (B, h, w, M c): the M maps of an image are adjacent rows of `maps`."""
         height, width = ops.shape(maps)[1:3]
         channels = maps.shape[-1]
         by_head = ops.reshape(maps, (-1, self.heads, height, width, channels))

@@ -132,10 +132,10 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         return shapes or (None, *self.embedder.view_shape)
 
     @property
-    def drawn_weight_ids(self) -> set[int]:
-        """The ids of the weights of objectives of which each step uses rows that are drawn."""
-        drawn = [objective.drawn_weights for objective in self.objectives]
-        return set(map(id, itertools.chain(*drawn)))
+    def row_sampled_weight_ids(self) -> set[int]:
+        """The ids of the weights of objectives of which each step uses sampled rows."""
+        weights = [objective.drawn_weights for objective in self.objectives]
+        return set(map(id, itertools.chain(*weights)))
 
     @property
     def _embedders(self) -> list:
@@ -269,10 +269,10 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         gradients = (
             chunks.gradients(tape, loss, trained) if chunks else tape.gradient(loss, trained)
         )
-        drawn = self.drawn_weight_ids
+        row_sampled = self.row_sampled_weight_ids
         updates = []
         for gradient, variable in zip(gradients, trained, strict=True):
-            if gradient is not None and id(variable) not in drawn:
+            if gradient is not None and id(variable) not in row_sampled:
                 # Keras 3.15 squares the parts of a row that a batch uses several times one by one:
                 # their sum is the gradient.
                 gradient = tf.convert_to_tensor(gradient)

@@ -339,17 +339,20 @@ class EnergyConfusion(ReducedObjective):
 
     def compute_pairs(self, pairs):
         """Compute the mean (or sum) over ordered pairs of different classes."""
-        batch = pairs[self.reads[0]]
+        (detached,) = self.reads
+        batch = pairs[detached]
+        # (b, B): entry (i, j) is the energy of the classes of images i and j.
         energies = _energies(batch)
         if self.form == "log_of_mean":
-            # Entries belong to classes: over all pairs of images they weigh as much as the pairs
-            # themselves.
-            half = 0.5 * pairwise.masked_mean(energies, batch.negatives)
-            half = ops.maximum(half + self.offset, _SMALLEST_ENERGY)
-            return ops.where(ops.any(batch.negatives), ops.log(half), 0.0)
+            # Its mean over pairs of images is the mean of their |x_i - x_j|^2.
+            mean_energy = pairwise.masked_mean(energies, batch.negatives)
+            within_log = ops.maximum(0.5 * mean_energy + self.offset, _SMALLEST_ENERGY)
+            return ops.where(ops.any(batch.negatives), ops.log(within_log), 0.0)
         values = ops.log1p(energies) if self.form == "log" else energies
-        reduce = pairwise.masked_sum if self.reduction == "sum" else batch.mean
-        return reduce(values, class_pairs(batch))
+        each_once = class_pairs(batch)
+        if self.reduction == "sum":
+            return pairwise.masked_sum(values, each_once)
+        return batch.mean(values, each_once)
 
     def observe(self, pairs):
         """Compute the sum of the energies of the pairs of classes whose first image is an

@@ -56,6 +56,21 @@ def color(name: str) -> str:
     return f"#0000{_COLORS.index(name):02d}"
 
 
+def _in_sheet_colors(svg: str) -> str:
+    """Replace the placeholders of `color` by the variables of the style sheet."""
+
+    def variable(placeholder: re.Match) -> str:
+        return f": var(--{_COLORS[int(placeholder[1])]})"
+
+    return re.sub(r": #0000(\d\d)", variable, svg)
+
+
+def _without_counted_ids(svg: str) -> str:
+    """Remove the ids of groups, such as `axes_1`, which all figures of a page would share. Ids that
+    are referred to are hashes of the label, and stay."""
+    return re.sub(r' id="[^"]*_\d+"', "", svg)
+
+
 def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SIZE) -> Markup:
     """Draw a figure as an inline `<svg>`.
 
@@ -76,12 +91,10 @@ def draw(plot: Callable[[Figure], None], label: str, size: tuple[int, int] = _SI
         figure = Figure((size[0] / 72, size[1] / 72), layout="constrained")
         plot(figure)
         figure.savefig(stream, format="svg", transparent=True)
+    # Everything within matplotlib's `<svg>`.
     match = re.search(r"<g id=.*(?=</svg>)", stream.getvalue(), re.DOTALL)
     assert match is not None
-    # Ids that are referred to are hashes of the label; those of groups are counted, alike in all
-    # figures.
-    body = re.sub(r' id="[^"]*_\d+"', "", match[0])
-    body = re.sub(r": #0000(\d\d)", lambda number: f": var(--{_COLORS[int(number[1])]})", body)
+    body = _in_sheet_colors(_without_counted_ids(match[0]))
     start = Markup('<svg class="figure" viewBox="0 0 {} {}" role="img" aria-label="{}">')
     return start.format(*size, label) + Markup(body + "</svg>")  # noqa: S704 - matplotlib escapes text
 

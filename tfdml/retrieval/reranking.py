@@ -83,9 +83,10 @@ def fit_whitening(
     """Fit a PCA whitening: z_i = <x - mean, u_i> / v_i^(power / 2), the first d of the principal
     components u_i.
 
-    v_i = (1 - shrinkage) s_i^2 + shrinkage mean_j s_j^2, with s_i^2 the variance along u_i. What it
-    is fitted to must be embeddings of training classes: fitted to the gallery, it would have seen
-    the test.
+    x are the embeddings scaled to length 1, and the `Whitening` scales z to length 1 as well.
+    v_i = (1 - shrinkage) s_i^2 + shrinkage mean_j s_j^2, with s_i^2 the variance along u_i.
+    What it is fitted to must be embeddings of training classes: fitted to the gallery, it would
+    have seen the test.
 
     Args:
         embeddings: (M, D) of the training images.
@@ -95,7 +96,8 @@ def fit_whitening(
 
     Raises:
         ValueError: `power` or `shrinkage` is out of range.
-        UserError: There are not more embeddings than components, or fewer dimensions.
+        UserError: There are not more embeddings than components, or `dim` exceeds their
+            dimensions.
 
     Example:
         >>> rng = np.random.default_rng(0)

@@ -158,7 +158,7 @@ class PartSettings:
         decoupled_decay: Weight decay at the variable's own rate.
         norm: The largest norm of the gradient; None for any.
         ema: The share of the old value in the average of each variable; 0 for no averages.
-        drawn: The variables of which each step uses rows that are drawn.
+        row_sampled: The variables of which each step uses sampled rows alone.
         undecayed: The variables that take no weight decay.
     """
 
@@ -167,7 +167,7 @@ class PartSettings:
     decoupled_decay: float = 0.0
     norm: float | None = None
     ema: float = 0.0
-    drawn: Sequence[int] = ()
+    row_sampled: Sequence[int] = ()
     undecayed: Sequence[int] = ()
 
 
@@ -208,16 +208,16 @@ class PartRates(workarounds.WholeGradients):
     def update_step(self, gradient, variable, learning_rate):
         """One variable's update, at its own rate."""
         index = workarounds.index_in(self, variable)
-        drawn = getattr(gradient, "indices", None) if self.has_drawn_rows(variable) else None
-        if drawn is not None:
+        sampled = self.has_sampled_rows(variable)
+        sampled_rows = getattr(gradient, "indices", None) if sampled else None
+        if sampled_rows is not None:
             if self.averages:
                 average = self.averages[index]
-                # Also those of rows that are drawn later begin with the first step.
+                # Averages of rows that are sampled later begin with the first step, too.
                 ops.cond(self.iterations == 0, lambda: self.assign(average, variable), lambda: None)  # type: ignore[attr-defined]
-            rows = workarounds.VariableRows(variable, drawn)
-            workarounds.of_rows(self, index, drawn).update_step(
-                gradient.values, rows, learning_rate
-            )
+            rows = workarounds.VariableRows(variable, sampled_rows)
+            optimizer = workarounds.of_rows(self, index, sampled_rows)
+            optimizer.update_step(gradient.values, rows, learning_rate)
             return
         coupled, decoupled = self._decays(index)
         if coupled:
@@ -239,9 +239,9 @@ class PartRates(workarounds.WholeGradients):
             return 0.0, 0.0
         return settings.coupled_decay, settings.decoupled_decay
 
-    def has_drawn_rows(self, variable):
-        """Whether the steps of an objective use rows of a variable that it draws."""
-        return workarounds.index_in(self, variable) in self.part_settings.drawn
+    def has_sampled_rows(self, variable):
+        """Whether a step uses sampled rows of a variable alone."""
+        return workarounds.index_in(self, variable) in self.part_settings.row_sampled
 
     def _average(self, average, variable):
         # Early on the average follows fast: it must not keep what the weights were before training.
@@ -427,13 +427,14 @@ def build_optimizer(
     if not learner.built:
         learner.build(learner.view_shape)
     parts = learner.parts()
-    factors = _factors(learning_rate, learning_rates or {}, (*PARTS, *parts))
+    factor_by_part = _factor_by_part(learning_rate, learning_rates or {}, (*PARTS, *parts))
     factor_by_id: dict[int, float] = {}
     for part, members in parts.items():
-        factor_by_id.update(dict.fromkeys(map(id, members), factors[part]))
+        for variable in members:
+            factor_by_id[id(variable)] = factor_by_part[part]
     variables = learner.trainable_variables
-    drawn_ids = learner.drawn_weight_ids
-    drawn = [index for index, variable in enumerate(variables) if id(variable) in drawn_ids]
+    sampled_ids = learner.row_sampled_weight_ids
+    row_sampled = [index for index, variable in enumerate(variables) if id(variable) in sampled_ids]
     undecayed = [index for index, variable in enumerate(variables) if not takes_decay(variable)]
     options = {}
     if name == "sgd":
@@ -443,23 +444,23 @@ def build_optimizer(
     # Without Keras's weight decay: see `PartRates`.
     optimizer = _CLASSES[name](learning_rate, **options)
     is_decoupled = isinstance(optimizer, keras.optimizers.AdamW)
-    decay = "decoupled_decay" if is_decoupled else "coupled_decay"
+    decay_field = "decoupled_decay" if is_decoupled else "coupled_decay"
     optimizer.part_settings = PartSettings(
         factors=[factor_by_id.get(id(variable), 1.0) for variable in variables],
         norm=clip_norm or None,
         ema=ema,
-        drawn=drawn,
+        row_sampled=row_sampled,
         undecayed=undecayed,
-        **{decay: weight_decay},
+        **{decay_field: weight_decay},
     )
     optimizer.build(variables)
     return optimizer
 
 
-def _factors(
+def _factor_by_part(
     learning_rate, learning_rates: dict[str, float], parts: Sequence[str]
 ) -> dict[str, float]:
-    """Return what each part's rate is of the base rate."""
+    """Return the rate of each part as a multiple of the base rate."""
     unknown = sorted(set(learning_rates) - set(parts))
     if unknown:
         names = ", ".join(dict.fromkeys(parts))

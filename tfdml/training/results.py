@@ -416,7 +416,13 @@ def write_results(
     epoch = _restore_selected(experiment, learner, processes, state)
     folder = RunFolder(experiment.run_dir)
     if processes.is_chief:
-        _write_embedders(experiment, learner, state.records, epoch)
+        warnings = saturation_warnings(
+            state.records, experiment.selection, experiment.selection_metric
+        )
+        for warning in warnings:
+            logging.warning("%s", warning)
+        logging.info("the embedder is that of epoch %d", epoch)
+        checkpoints.save_embedders(folder, learner)
         if splits.test is not None:
             logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
@@ -454,16 +460,6 @@ def _restore_selected(
     return epoch
 
 
-def _write_embedders(
-    experiment: Experiment, learner: MetricLearner, records: Records, epoch: int
-) -> None:
-    selection, metric = experiment.selection, experiment.selection_metric
-    for warning in saturation_warnings(records, selection, metric):
-        logging.warning("%s", warning)
-    logging.info("the embedder is that of epoch %d", epoch)
-    checkpoints.save_embedders(RunFolder(experiment.run_dir), learner)
-
-
 def _result(
     experiment: Experiment,
     evaluator: Evaluator,
@@ -492,10 +488,10 @@ def _result(
 
 
 def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
-    """Return what a result holds of a final model, which has no test images."""
+    """Return the fields of the result of a final model: no metrics, as it has no test images."""
     classes = f"all {splits.train.num_classes} classes of {experiment.data_name}"
-    metrics = f"the metrics are those of {experiment.final_of}"
-    protocol = f"trained on {classes}, and measured on none: {metrics}"
+    origin = f"the metrics are those of {experiment.final_of}"
+    protocol = f"trained on {classes}, and measured on none: {origin}"
     empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
     return empty | {"protocol": protocol, "selection": _SELECTION["last"]}
 

@@ -233,7 +233,7 @@ def _train_several(experiment: Experiment, resume: bool, saved: Callable[[], Non
     with contextlib.ExitStack() as owned:
         state = open_run(experiment, resume, workers.Processes(), owned)
         if state is RunState.NEW:
-            owned.enter_context(folder.created(experiment.as_flags()))
+            owned.enter_context(folder.new_run(experiment.as_flags()))
         runs = _train_each(experiment, folder, saved)
         result = folder.read_result()
         if result is None:
@@ -357,7 +357,7 @@ class Trainer:
         for line in final_length(self.components):
             logging.info("%s", line)
         if self.processes.is_chief:
-            owned.enter_context(self.folder.created(self.experiment.as_flags()))
+            owned.enter_context(self.folder.new_run(self.experiment.as_flags()))
             owned.enter_context(self._removing_untrained())
 
     @contextlib.contextmanager

@@ -45,7 +45,7 @@ class GradientProbe:
         self._learner = learner
         self._variables = [list(learner.trainable_variables), list(learner.non_trainable_variables)]
         index_by_id = {id(variable): index for index, variable in enumerate(self._variables[0])}
-        self._drawn = {index_by_id[weight] for weight in learner.drawn_weight_ids}
+        self._row_sampled = {index_by_id[weight] for weight in learner.row_sampled_weight_ids}
         #: The indices of each part's variables.
         self._parts: dict[str, list[int]] = {}
         for part, members in learner.parts().items():
@@ -86,7 +86,9 @@ class GradientProbe:
         """Return the weighted terms (T,), the embeddings, and by part the (T, T) products of the
         terms' gradients."""
         terms, embeddings, gradients = _gradients(
-            lambda values: self._terms(values, constants, images, labels), trained, self._drawn
+            lambda values: self._terms(values, constants, images, labels),
+            trained,
+            self._row_sampled,
         )
         grams = {part: _gram(gradients, indices) for part, indices in self._parts.items()}
         return terms, embeddings, grams
@@ -124,13 +126,13 @@ def _product(gradient: list, other: list, indices: list[int]) -> Any:
 
 
 def _gradients(
-    function: Callable[[Any], Any], x: list, drawn: set[int]
+    function: Callable[[Any], Any], x: list, row_sampled: set[int]
 ) -> tuple[Any, Any, list[list]]:
     """Return the values (T,) of a function at x, what it returns besides, and the gradient of each
     value.
 
-    On TensorFlow a gradient is that of the rows alone at the indices in `drawn`, and a scalar 0
-    where there is none.
+    On TensorFlow a gradient is that of the rows alone at the indices in `row_sampled`, and a scalar
+    0 where there is none.
     """
     if keras.backend.backend() == "jax":
         import jax
@@ -146,16 +148,16 @@ def _gradients(
     gradients = []
     for term in terms:
         gradient = enumerate(tape.gradient(term, x))
-        gradients.append([_dense(part, index in drawn) for index, part in gradient])
+        gradients.append([_dense(part, index in row_sampled) for index, part in gradient])
     return values, others, gradients
 
 
-def _dense(gradient: Any, is_drawn: bool) -> tf.Tensor:
-    """Return a gradient as a tensor: the rows alone of a variable of which rows are drawn, and 0
+def _dense(gradient: Any, is_row_sampled: bool) -> tf.Tensor:
+    """Return a gradient as a tensor: the rows alone of a variable of which rows are sampled, and 0
     where there is none."""
     if gradient is None:
         return tf.convert_to_tensor(0.0)
-    return tf.convert_to_tensor(gradient.values if is_drawn else gradient)
+    return tf.convert_to_tensor(gradient.values if is_row_sampled else gradient)
 
 
 def _compiled(function: Callable) -> Callable:
