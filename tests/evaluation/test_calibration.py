@@ -16,7 +16,12 @@ from tfdml.evaluation import (
     target_of,
     verification,
 )
-from tfdml.evaluation.calibration import calibration_in, images_of_drawn_classes, stored_calibration
+from tfdml.evaluation.calibration import (
+    _threshold_of_equal_count,
+    calibration_in,
+    images_of_drawn_classes,
+    stored_calibration,
+)
 
 
 def images(seed, num_classes, per_class, dim=8, spread=0.5):
@@ -235,6 +240,24 @@ def test_a_threshold_moves_with_the_vectors_by_the_same_pairs():
     few = calibrate(x, labels, fpir=0.01)
     with pytest.raises(UserError, match="too few to show how other vectors move it"):
         few.moved_to(x[:48], other[:48], labels[:48])
+
+
+@pytest.mark.parametrize("within", [0, 5])
+def test_a_threshold_moves_by_pairs_that_one_class_may_fill(within):
+    # Every pair near enough, but for a few, has an image of class 0.
+    rng = np.random.default_rng(0)
+    first, second = np.repeat(np.triu_indices(10, 1), 20, axis=1)
+    distances = rng.uniform(1, 2, len(first)) * np.where(first == 0, 0.1, 1)
+    accepted = distances <= np.sort(distances[first > 0])[within] - 1e-9
+    threshold, variance = _threshold_of_equal_count(first, second, accepted, distances)
+    thresholds = []
+    for left_out in [*range(10), None]:
+        kept = (first != left_out) & (second != left_out)
+        count, ascending = accepted[kept].sum(), np.sort(distances[kept])
+        thresholds.append((ascending[max(count - 1, 0)] + ascending[count]) / 2)
+    jackknife = (10 - 2) / 2 * np.var(thresholds[:-1])
+    assert threshold == pytest.approx(thresholds[-1], rel=1e-9)
+    assert variance == pytest.approx(jackknife, rel=1e-9)
 
 
 def test_a_stored_threshold_is_of_its_queries_and_says_what_it_was_measured_on():

@@ -294,38 +294,42 @@ def _pairs_of_different_classes(
     return first, second, distances, others
 
 
-def _matched(
+def _threshold_of_equal_count(
     first: np.ndarray, second: np.ndarray, accepted: np.ndarray, distances: np.ndarray
 ) -> tuple[float, float]:
-    """Return the threshold that accepts as many pairs as are accepted, and its variance over
-    classes.
+    """Return the threshold that accepts as many pairs as others did, halfway to the next pair, and
+    its variance over classes.
+
+    The variance is that of the jackknife for pairs, each of which is of two classes (Snijders and
+    Borgatti, 1999).
 
     Args:
         first: (P,) the class of one image of each pair, from 0.
         second: (P,) that of the other.
-        accepted: (P,) bool.
+        accepted: (P,) bool, by the threshold on other vectors.
         distances: (P,) of the pairs.
     """
-    groups = int(max(first.max(), second.max())) + 1
-    # Nothing beyond is reached, whichever class is left out.
-    last = min(3 * int(accepted.sum()), len(distances) - 1)
-    near = accepted | (distances <= np.partition(distances, last)[last])
-    first, second = first[near], second[near]
-    accepted, distances = accepted[near], distances[near]
-    without = []
-    for group in range(groups):
-        kept = (first != group) & (second != group)
-        without.append(_same_count(accepted[kept], distances[kept]))
-    spread = float(np.square(np.array(without) - np.mean(without)).sum())
-    return _same_count(accepted, distances), (groups - 2) / (2 * groups) * spread
+    order = np.argsort(distances, kind="stable")
+    accepted, distances = accepted[order], distances[order]
+    num_accepted = np.count_nonzero(accepted)
 
+    def threshold_without(left_out: np.ndarray) -> float:
+        """Return the threshold without the pairs at some places of the order, which ascend."""
+        count = num_accepted - np.count_nonzero(accepted[left_out])
+        last = len(distances) - len(left_out) - 1
+        ranks = np.array([max(count - 1, 0), min(count, last)])
+        # How many of those stand before the pair that has this rank among the rest.
+        before = np.searchsorted(left_out - np.arange(len(left_out)), ranks, side="right")
+        return float(distances[ranks + before].mean())
 
-def _same_count(accepted: np.ndarray, distances: np.ndarray) -> float:
-    """Return the threshold that accepts as many of the distances as are accepted, halfway to the
-    next."""
-    count = int(accepted.sum())
-    places = [max(count - 1, 0), min(count, len(distances) - 1)]
-    return float(np.partition(distances, places)[places].mean())
+    classes = np.stack([first[order], second[order]], axis=1).ravel()
+    ends = np.cumsum(np.bincount(classes))
+    places_by_class = np.split(np.argsort(classes, kind="stable") // 2, ends[:-1])
+    without = np.array([threshold_without(places) for places in places_by_class])
+    num_classes = len(without)
+    spread = float(np.square(without - without.mean()).sum())
+    variance = (num_classes - 2) / (2 * num_classes) * spread
+    return threshold_without(np.zeros(0, np.int64)), variance
 
 
 # Storing, reading and applying
@@ -521,7 +525,7 @@ class Calibration:
                 f"classes are within it, too few to show how other vectors move it: at least "
                 f"{_FEWEST_PAIRS:,} of {_FEWEST_CLASSES} classes are needed"
             )
-        threshold, variance = _matched(first, second, accepted, others)
+        threshold, variance = _threshold_of_equal_count(first, second, accepted, others)
         moved = mean_interval(threshold, variance, groups - 1, self.level)
         return dataclasses.replace(self, threshold=threshold, moved=moved)
 
