@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import os
 import pathlib
+import re
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -125,7 +126,8 @@ def configs(words: Sequence[str]) -> int:
     if {"--help", "-h"} & set(words):
         print(inspect.getdoc(configs))
         return 0
-    files = [name for name in flags.names() if not words or any(word in name for word in words)]
+    any_word = "|".join(map(re.escape, words))
+    files = [name for name in flags.names() if re.search(any_word, name)]
     texts = {name: (flags.folder().parent / name).read_text(encoding="utf-8") for name in files}
     width = max(map(len, files), default=0)
     for name, text in texts.items():

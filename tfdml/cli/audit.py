@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,6 +37,7 @@ from tfdml.options import Color, changed, condition, option
 if TYPE_CHECKING:
     import numpy as np
 
+    from tfdml.audit import Audit
     from tfdml.embeddings.files import ImageTable
 
 _NETWORK = "no model and no embeddings"
@@ -117,10 +118,7 @@ def run_audit(flags: AuditFlags) -> None:
     from tfdml.audit import audit, write_table
     from tfdml.report import write_audit
 
-    require_local(flags.out, "out")
-    out = Path(flags.out).expanduser().absolute()
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("exists already: name a new folder, or an empty one", out=flags.out)
+    out = _new_folder(flags.out)
     if flags.embeddings and flags.model:
         raise UserError("takes the place of --model: name one of them", embeddings=...)
     if not (flags.embeddings or flags.model or flags.dataset):
@@ -139,19 +137,31 @@ def run_audit(flags: AuditFlags) -> None:
             write_table(folder / f"{file}.csv", columns)
         write_audit(folder / "audit.html", result, name, picture)
         os.replace(folder, out)
-    counts, how = result.counts(), "" if result.by_pixels else ", by distance alone"
     print(f"{name}: {len(table):,} images of {result.num_classes:,} classes")
-    print(
-        f"  {counts['group']:,} groups of near-duplicates, {counts['across class']:,} across "
-        "classes, ",
-        end="",
-    )
-    print(f"{counts['across split']:,} across the split{how}")
-    print(f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check")
-    print(
-        f"  {counts['label']:,} labels that other images contradict, {counts['outlier']:,} outliers"
-    )
+    print("\n".join(_findings(result)))
     print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
+
+
+def _new_folder(path: str) -> Path:
+    """Return the folder to write; it is new or empty."""
+    require_local(path, "out")
+    folder = Path(path).expanduser().absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError("exists already: name a new folder, or an empty one", out=path)
+    return folder
+
+
+def _findings(result: Audit) -> Iterator[str]:
+    """Yield a line for each kind of finding."""
+    counts = result.counts()
+    groups = f"{counts['group']:,} groups of near-duplicates"
+    classes = f"{counts['across class']:,} across classes"
+    splits = f"{counts['across split']:,} across the split"
+    how = "" if result.by_pixels else ", by distance alone"
+    yield f"  {groups}, {classes}, {splits}{how}"
+    yield f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check"
+    labels = f"{counts['label']:,} labels that other images contradict"
+    yield f"  {labels}, {counts['outlier']:,} outliers"
 
 
 def _embedded(
@@ -171,39 +181,27 @@ def _embedded(
     selection = data_choice(flags)
     splits = selection.parts("all")
     table = ImageTable.of(splits, os.path.expanduser(selection.directory))
-    if (
-        selection.features
-        and read_embeddings(os.path.expanduser(selection.features)).labels is None
-    ):
-        table = dataclasses.replace(table, labels=np.full(len(table), -1))
+    if selection.features:
+        stored = read_embeddings(os.path.expanduser(selection.features))
+        if stored.labels is None:
+            table = dataclasses.replace(table, labels=np.full(len(table), -1))
     if flags.model:
         source = load_source(flags)
         vectors = [source.embed(split, flags.batch_size) for split in splits]
     else:
         size = flags.image_size
         view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, flags.pad_color)
-        weights = os.path.expanduser(
-            flags.weights or ("none" if flags.backbone.startswith(HUB) else "imagenet")
-        )
-        embedder = Embedder(
-            backbones.resolve(flags.backbone, size, local_copy(weights)),
-            embedding_dim=0,
-            image_size=size,
-        )
-        vectors = [
-            embed(embedder, evaluation_batches(split, view, flags.batch_size)) for split in splits
-        ]
-    pictures = [
-        functools.partial(split.images.picture, row)
-        for split in splits
-        for row in range(len(split))
-    ]
-    return (
-        selection.name,
-        np.concatenate(vectors),
-        table,
-        None if selection.features else lambda row: pictures[row](),
-    )
+        usual = "none" if flags.backbone.startswith(HUB) else "imagenet"
+        weights = local_copy(os.path.expanduser(flags.weights or usual))
+        backbone = backbones.resolve(flags.backbone, size, weights)
+        embedder = Embedder(backbone, embedding_dim=0, image_size=size)
+        batches = [evaluation_batches(split, view, flags.batch_size) for split in splits]
+        vectors = [embed(embedder, images) for images in batches]
+    pictures: list[Callable[[], np.ndarray]] = []
+    for split in splits:
+        pictures += [functools.partial(split.images.picture, row) for row in range(len(split))]
+    picture = None if selection.features else lambda row: pictures[row]()
+    return selection.name, np.concatenate(vectors), table, picture
 
 
 def _stored(
@@ -215,10 +213,8 @@ def _stored(
     from tfdml.data.images import FileImages
     from tfdml.embeddings.files import ImageTable, read_embeddings
 
-    stored, base = (
-        read_embeddings(os.path.expanduser(flags.embeddings)),
-        os.path.expanduser(flags.data_dir),
-    )
+    stored = read_embeddings(os.path.expanduser(flags.embeddings))
+    base = os.path.expanduser(flags.data_dir)
     labels = np.full(len(stored), -1) if stored.labels is None else stored.labels
     roles = np.full(len(stored), "test") if stored.roles is None else stored.roles
     table = ImageTable(stored.names, labels, roles, stored.class_names)

@@ -349,29 +349,26 @@ class Progress:
 
     def rate(self, done: int) -> str:
         """Return the images a second since the start, in words."""
-        return (
-            f"{(done - self._first) / max(time.monotonic() - self._started, 1e-9):,.0f} images a "
-            "second"
-        )
+        seconds = max(time.monotonic() - self._started, 1e-9)
+        return f"{(done - self._first) / seconds:,.0f} images a second"
 
     def images(self, done: int, total: int | None = None, bad: int = 0) -> None:
         """Show that so many images are done, of so many, with so many bad ones among them."""
-        faults = f", {bad:,} bad" if bad else ""
-        self._show(f"{done:,} of {total or self._total:,} images{faults}, {self.rate(done)}")
+        count = f"{done:,} of {total or self._total:,} images"
+        if bad:
+            count += f", {bad:,} bad"
+        self._show(f"{count}, {self.rate(done)}")
 
-    def bytes(self, what: str, done: int, total: int) -> None:
-        """Show that so many bytes are done."""
-        self._show(f"{what}: {done / 2**20:,.0f} of {total / 2**20:,.0f} MB")
+    def bytes(self, work: str, done: int, total: int) -> None:
+        """Show that so many bytes of some work are done."""
+        megabytes = f"{done / 2**20:,.0f} of {total / 2**20:,.0f} MB"
+        self._show(f"{work}: {megabytes}")
 
     def _show(self, text: str) -> None:
         if time.monotonic() - self._last >= (0.5 if self._live else 20.0):
             self._last = time.monotonic()
-            print(
-                f"\r{text:<79}" if self._live else text,
-                end="" if self._live else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
+            start, end = (f"\r{text:<79}", "") if self._live else (text, "\n")
+            print(start, end=end, file=sys.stderr, flush=True)
 
 
 def check_web() -> None:

@@ -147,23 +147,27 @@ def export(flags: ExportFlags) -> None:
     require_local(flags.out, "out")
     for folder in (flags.run_dir, flags.stack_on):
         check_ended(folder, flags.unfinished)
-    whitening = flags.whitening or None
-    report = functools.partial(print, flush=True)
-    run, moments, data_dir = flags.run_dir, flags.moment_embedder, flags.data_dir
-    changes = whitening, flags.truncate_dim, flags.stack_on
+    export_embedder = functools.partial(
+        export_run,
+        flags.run_dir,
+        moments=flags.moment_embedder,
+        data_dir=flags.data_dir,
+        report=functools.partial(print, flush=True),
+        whitening=flags.whitening or None,
+        truncate_dim=flags.truncate_dim,
+        stack_on=flags.stack_on,
+    )
     if flags.gallery:
         if "saved_model" not in options.formats:
             raise UserError("makes a SavedModel: leave --formats alone", gallery=...)
         if options.calibrate.startswith(TARGETS):
             target_of(options.calibrate, "calibrate", kinds=("fpir",))
+        # The threshold is that of the retriever.
         plain = dataclasses.replace(options, calibrate="none")
-        _export_gallery(
-            flags,
-            options.calibrate,
-            lambda folder: export_run(run, folder, plain, moments, data_dir, report, *changes),
-        )
+        export_embedder = functools.partial(export_embedder, options=plain)
+        _export_gallery(flags, options.calibrate, export_embedder)
         return
-    version = export_run(run, flags.out, options, moments, data_dir, report, *changes)
+    version = export_embedder(flags.out, options)
     print(f"version: {printable(version)}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {flags.out}.")

@@ -101,11 +101,9 @@ class DataChoice:
         """Return a split or, of all images, those for training and for testing."""
         if split != "all":
             return [self.load(split)]
-        return (
-            list(self._vectors.values())
-            if self.features
-            else [self.load("train"), self.load("test")]
-        )
+        if self.features:
+            return list(self._vectors.values())
+        return [self.load("train"), self.load("test")]
 
     def load(self, split: str) -> ImageDataset:
         """One split."""
@@ -113,20 +111,18 @@ class DataChoice:
         from tfdml.data.dataset import check
 
         if self.features:
-            side = self._vectors.get("train" if split == "train" else "test")
-            if side is None:
-                raise UserError(
-                    f"has no {split} images: name another --split", features=self.features
-                )
-            return (
-                side
-                if split in ("train", "test")
-                else side.queries
-                if split == "query"
-                else side.gallery
-            )
+            return self._stored(split)
         dataset = data.load(self.name, self.directory or None, split, **self.options)
         return check(dataset, self.bad_images, "decode" if self.bad_images == "skip" else "headers")
+
+    def _stored(self, split: str) -> ImageDataset:
+        """Return a split of the stored embeddings."""
+        dataset = self._vectors.get("train" if split == "train" else "test")
+        if dataset is None:
+            raise UserError(f"has no {split} images: name another --split", features=self.features)
+        if split == "query":
+            return dataset.queries
+        return dataset.gallery if split == "gallery" else dataset
 
 
 def trained_names(model: str) -> set[str]:

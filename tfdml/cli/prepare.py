@@ -82,7 +82,8 @@ def prepare(flags: PrepareFlags) -> None:
             arguments = (flags.shrink, flags.bad_images, flags.max_pixels, progress.images)
             faults = preparation.prepare(splits, out, *arguments)
     for split, dataset in splits.items():
-        print(f"{split}: {len(dataset) - len(faults[split]):,} of {len(dataset):,} images")
+        good = len(dataset) - len(faults[split])
+        print(f"{split}: {good:,} of {len(dataset):,} images")
         for fault in faults[split]:
             print("  " + " ".join(str(fault).split()))
     print(preparation.bad_images_in_words(splits, faults))

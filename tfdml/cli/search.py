@@ -266,7 +266,10 @@ def _holds_images(queries: Sequence[str]) -> bool:
 def _paths(flags: SearchFlags) -> list[str]:
     from tfdml.data.readers.tables import images_named
 
-    return [path for text in flags.queries for path in images_named("queries", text)]
+    paths: list[str] = []
+    for text in flags.queries:
+        paths += images_named("queries", text)
+    return paths
 
 
 def _queries(flags: SearchFlags, kind: str) -> _Queries:

@@ -150,31 +150,31 @@ def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each metric of a result."""
-    before, chance, runs = (
-        result["metrics_before"],
-        result.get("chance", {}),
-        result.get("runs", []),
-    )
+    """Yield a line for each metric of a result, and one for its interval over several runs."""
+    before = result["metrics_before"]
+    chance = result.get("chance", {})
     width = max(12, *map(len, result["metrics"]))
     for name, value in result["metrics"].items():
-        if isinstance(value, float):
-            start = f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
-            random = f"   (chance {100 * chance[name]:.1f} %)" if name in chance else ""
-            over_classes = _interval(result["intervals"].get(name), "classes", 3)
-            yield f"  {name:<{width}} {start}{100 * value:5.1f} %{over_classes}{random}"
-            if ends := result.get("intervals_runs", {}).get(name):
-                yield _interval(
-                    ends, f"{len(runs)} {runs[0]['run'].partition('_')[0]}s", width + 19
-                )
+        if not isinstance(value, float):
+            continue
+        line = f"  {name:<{width}} "
+        line += f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
+        line += f"{100 * value:5.1f} %"
+        if ends := result["intervals"].get(name):
+            line += "   " + _interval(ends, "classes")
+        if name in chance:
+            line += f"   (chance {100 * chance[name]:.1f} %)"
+        yield line
+        if ends := result.get("intervals_runs", {}).get(name):
+            runs = result["runs"]
+            kind, _, _ = runs[0]["run"].partition("_")  # seed_0, or fold_0
+            yield " " * (width + 19) + _interval(ends, f"{len(runs)} {kind}s")
 
 
-def _interval(ends: Sequence[float] | None, over: str, indent: int) -> str:
-    return (
-        f"{'':{indent}}(95 % interval over {over} {100 * ends[1]:.1f} .. {100 * ends[2]:.1f})"
-        if ends
-        else ""
-    )
+def _interval(ends: Sequence[float], over: str) -> str:
+    """Return the ends of an interval, which stand behind its middle, in words."""
+    _, low, high = ends
+    return f"(95 % interval over {over} {100 * low:.1f} .. {100 * high:.1f})"
 
 
 COMMAND = Command(

@@ -1,9 +1,11 @@
 """LiteRT (TensorFlow Lite) and ONNX files of an embedder: uint8 views in, unit vectors out."""
 
 import copy
+import functools
 import importlib.util
 import logging
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -128,10 +130,7 @@ def _converted(
     if precision == "float16":
         converter.target_spec.supported_types = [tf.float16]
     if representative is not None:
-        images = representative
-        converter.representative_dataset = lambda: (
-            [image[None].astype(np.float32)] for image in images
-        )
+        converter.representative_dataset = functools.partial(_inputs, representative)
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS_INT8]
         converter.inference_input_type = tf.uint8
         converter.inference_output_type = tf.float32
@@ -145,6 +144,12 @@ def _converted(
     if not _read_model(file).signatureDefs:
         raise UserError(f"LiteRT's converter made no model of this embedder for {precision}")
     return file
+
+
+def _inputs(images: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """Yield the inputs of the network, image by image, as the converter wants them."""
+    for image in images:
+        yield [image[None].astype(np.float32)]
 
 
 def _read_model(file: bytes) -> Any:
@@ -185,50 +190,69 @@ def finish_int8(file: bytes, error: np.ndarray) -> bytes:
     Equalization and Bias Correction", ICCV 2019, sec. 4.2, measured on images, of the last layer
     alone.
     """
-    schema, model = litert_schema(), _read_model(file)
+    schema = litert_schema()
+    model = _read_model(file)
     graph = model.subgraphs[0]
-    pixels, last = graph.tensors[graph.inputs[0]], graph.outputs[0]
+    pixels = graph.tensors[graph.inputs[0]]
     scale = (pixels.quantization.scale[0], pixels.quantization.zeroPoint[0])
     if pixels.type != schema.TensorType.UINT8 or scale != (1, 0):
         raise UserError(
             "LiteRT's converter did not keep pixels as they are at the input of the int8 model"
         )
-
-    def append(name: str, options: str, inputs: list[int]) -> int:
-        """Put an operation behind the last, whose result is like its first input. Tensors go by
-        their index."""
-        code, operator = schema.OperatorCodeT(), schema.OperatorT()
-        code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
-        code.version = 1
-        model.operatorCodes.append(code)
-        result = copy.copy(graph.tensors[inputs[0]])
-        result.name = name.lower().encode()
-        graph.tensors.append(result)
-        operator.opcodeIndex = len(model.operatorCodes) - 1
-        operator.inputs, operator.outputs = inputs, [len(graph.tensors) - 1]
-        operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
-        operator.builtinOptions = getattr(schema, f"{options}T")()
-        graph.operators.append(operator)
-        return operator.outputs[0]
-
-    buffer, offset = schema.BufferT(), schema.TensorT()
-    buffer.data = np.frombuffer(error.astype(np.float32).tobytes(), np.uint8)
-    model.buffers.append(buffer)
-    offset.name, offset.type, offset.shape = (
-        b"mean_error",
-        schema.TensorType.FLOAT32,
-        list(error.shape),
-    )
-    offset.buffer = len(model.buffers) - 1
-    graph.tensors.append(offset)
-    vectors = append("SUB", "SubOptions", [last, len(graph.tensors) - 1])
-    vectors = append("L2_NORMALIZATION", "L2NormOptions", [vectors])
+    offset = _append_constant(model, "mean_error", error.astype(np.float32))
+    difference = _append_operation(model, "SUB", "SubOptions", [graph.outputs[0], offset])
+    vectors = _append_operation(model, "L2_NORMALIZATION", "L2NormOptions", [difference])
     graph.tensors[vectors].name = b"embedding"
     graph.outputs = [vectors]
     for signature in model.signatureDefs:
         for output in signature.outputs:
             output.tensorIndex = vectors
     return bytes(flatbuffer_utils.convert_object_to_bytearray(model))
+
+
+def _append_constant(model: Any, name: str, value: np.ndarray) -> int:
+    """Add a constant of float32 to a model; return the index of its tensor."""
+    schema = litert_schema()
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(value.tobytes(), np.uint8)
+    model.buffers.append(buffer)
+    tensor = schema.TensorT()
+    tensor.name = name.encode()
+    tensor.type = schema.TensorType.FLOAT32
+    tensor.shape = list(value.shape)
+    tensor.buffer = len(model.buffers) - 1
+    tensors = model.subgraphs[0].tensors
+    tensors.append(tensor)
+    return len(tensors) - 1
+
+
+def _append_operation(model: Any, name: str, options: str, inputs: list[int]) -> int:
+    """Add an operation behind the last of a model, whose result is like its first input; return the
+    index of the result's tensor.
+
+    Args:
+        model: The model.
+        name: The operation, as the schema calls it.
+        options: The schema's class of its options.
+        inputs: Indices of tensors.
+    """
+    schema = litert_schema()
+    graph = model.subgraphs[0]
+    code = schema.OperatorCodeT()
+    code.builtinCode = code.deprecatedBuiltinCode = getattr(schema.BuiltinOperator, name)
+    code.version = 1
+    model.operatorCodes.append(code)
+    result = copy.copy(graph.tensors[inputs[0]])
+    result.name = name.lower().encode()
+    graph.tensors.append(result)
+    operator = schema.OperatorT()
+    operator.opcodeIndex = len(model.operatorCodes) - 1
+    operator.inputs = inputs
+    operator.outputs = [len(graph.tensors) - 1]
+    operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
+    operator.builtinOptions = getattr(schema, f"{options}T")()
+    graph.operators.append(operator)
+    return operator.outputs[0]
 
 
 def check_onnx() -> None:

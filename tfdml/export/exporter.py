@@ -97,24 +97,23 @@ def compare_vectors(
     """
     if vectors.shape != expected.shape:
         raise UserError(f"the export gives {vectors.shape}, the embedder {expected.shape}")
-    ours, theirs = (
-        array.astype(np.float64)[expected.any(axis=1) | vectors.any(axis=1)]
-        for array in (expected, vectors)
-    )
+    is_some = expected.any(axis=1) | vectors.any(axis=1)
+    ours = expected.astype(np.float64)[is_some]
+    theirs = vectors.astype(np.float64)[is_some]
     lengths = np.linalg.norm(theirs, axis=1)
     # A zero vector has cosine 0; the embedder's own vectors have length 1 or 0.
     cosines = (ours * theirs).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)
-    before, after = (_recall_at_1(array, dataset) for array in (expected, vectors))
-    return {
-        "images": len(expected),
-        "min_cosine": float(cosines.min(initial=1.0)),
-        "mean_cosine": float(cosines.mean()) if len(cosines) else 1.0,
-        "max_difference": float(np.abs(ours - theirs).max(initial=0.0)),
-        "max_length_error": float(np.abs(lengths - 1.0).max(initial=0.0)),
-        "recall@1_keras": before,
-        "recall@1": after,
-        "recall@1_drop": None if before is None or after is None else before - after,
-    }
+    measures: dict[str, Any] = {"images": len(expected)}
+    measures["min_cosine"] = float(cosines.min(initial=1.0))
+    measures["mean_cosine"] = float(cosines.mean()) if len(cosines) else 1.0
+    measures["max_difference"] = float(np.abs(ours - theirs).max(initial=0.0))
+    measures["max_length_error"] = float(np.abs(lengths - 1.0).max(initial=0.0))
+    before = measures["recall@1_keras"] = _recall_at_1(expected, dataset)
+    after = measures["recall@1"] = _recall_at_1(vectors, dataset)
+    measures["recall@1_drop"] = None
+    if before is not None and after is not None:
+        measures["recall@1_drop"] = before - after
+    return measures
 
 
 def _recall_at_1(vectors: np.ndarray, dataset: ImageDataset) -> float | None:
@@ -127,24 +126,23 @@ def _recall_at_1(vectors: np.ndarray, dataset: ImageDataset) -> float | None:
 def faults_of(measures: Mapping[str, Any], tolerance: Tolerance) -> list[str]:
     """Return in which measures of `compare_vectors` a file exceeds its tolerance; nothing where it
     is accepted."""
+    faults = []
+
+    def check(name: str, is_within: bool, limit: float) -> None:
+        # NaN is not, either.
+        if not is_within:
+            faults.append(f"{name} is {measures[name]:.6g}, beyond {limit:g}")
+
+    lowest = tolerance.min_cosine
+    check("min_cosine", measures["min_cosine"] >= lowest, lowest)
+    largest = tolerance.max_difference
+    check("max_difference", measures["max_difference"] <= largest, largest)
+    check("max_length_error", measures["max_length_error"] <= _UNIT, _UNIT)
     # One query, and what the subtraction of fractions may be off by.
     most_lost = tolerance.max_recall_drop + 1 / measures["images"] + 1e-9
-    limits = {
-        "min_cosine": measures["min_cosine"] >= tolerance.min_cosine,
-        "max_difference": measures["max_difference"] <= tolerance.max_difference,
-        "max_length_error": measures["max_length_error"] <= _UNIT,
-        "recall@1_drop": (measures["recall@1_drop"] or 0) <= most_lost,
-    }
-    values = dataclasses.asdict(tolerance) | {
-        "max_length_error": _UNIT,
-        "recall@1_drop": tolerance.max_recall_drop,
-    }
-    # NaN is a fault too.
-    return [
-        f"{name} is {measures[name]:.6g}, beyond {values[name]:g}"
-        for name, kept in limits.items()
-        if not kept
-    ]
+    drop = measures["recall@1_drop"] or 0
+    check("recall@1_drop", drop <= most_lost, tolerance.max_recall_drop)
+    return faults
 
 
 def evaluation_views(embedder: AnyEmbedder, dataset: ImageDataset) -> np.ndarray:
@@ -248,91 +246,142 @@ def export_model(
         >>> export_model(embedder, "models/cars", test, train, options)
         PosixPath('models/cars/1')
     """
-    saved_model.check_backend()
     options = options or ExportOptions()
-    if "onnx" in options.formats:
-        check_onnx()
+    _check_options(options, embedder)
     embedder = saved_model.in_float32(embedder)
-    resize = EvaluationTransform.of(embedder).resize
-    of_images, servable = len(embedder.view_shape) > 1, "saved_model" in options.formats
     text_embedder = text_embedder and saved_model.in_float32(text_embedder)
-    if servable and options.max_pixels < resize**2:
-        raise UserError(
-            f"images are resized to {resize} x {resize} pixels", max_pixels=options.max_pixels
-        )
+    is_servable = "saved_model" in options.formats
     test = whole_classes(test, options.images)
     with saved_model.new_version(folder) as (hidden, path):
         files = {
             name: _write(name, embedder, hidden, train, options, text_embedder)
             for name in options.formats
         }
-        views = evaluation_views(embedder, test)
-        with tf.device("/CPU:0"):
-            call = tf.function(lambda images: embedder(images, training=False), autograph=False)
-            expected = embed(call, slices(views, _BATCH_SIZE))
-        trained = trained_classes(test, train)
+        acceptance = _Acceptance(embedder, test, train, options, report)
         model = fingerprint(embedder)
+        expected, trained = acceptance.expected, acceptance.trained
         calibration = _calibration(options.calibrate, expected, test, trained, model, report)
-        artifacts, refused = {}, []
         for name, file in files.items():
-            encoded = name == "saved_model" and of_images
-            inputs = (
-                [encoded_image(test.images, row) for row in range(len(test))] if encoded else views
-            )
-            vectors, tolerance = exported_vectors(name, file, inputs), tolerance_of(options, name)
-            measures = compare_vectors(expected, vectors, test)
-            faults = faults_of(measures, tolerance)
-            listed = describe_files(
-                hidden, saved_model.model_files(file) if name == "saved_model" else [file]
-            )
-            measures["classes"] = "trained" if trained else "unseen"
-            report(_line(name, listed["bytes"], measures) + ("  REFUSED" if faults else ""))
-            refused += [f"{name}: {'; '.join(faults)}"] if faults else []
-            artifacts[name] = {
-                **listed,
-                "acceptance": measures,
-                "tolerance": dataclasses.asdict(tolerance),
-            }
+            acceptance.compare(name, file, hidden, calibration)
             if name == "saved_model" and text_embedder is not None:
-                measures = _compare_texts(text_embedder, file, test)
-                refused += [f"{name}, texts: {fault}" for fault in faults_of(measures, tolerance)]
-                report(
-                    f"{name:<21} cosine min {measures['min_cosine']:.6f} on {measures['images']:,} "
-                    "texts"
-                )
-                artifacts[name]["acceptance_of_texts"] = measures
-            if calibration is not None and name != "saved_model" and not faults:
-                own = _moved_calibration(calibration, name, (expected, vectors), test, report)
-                artifacts[name]["calibration"] = own and own.to_dict()
-        if refused:
-            raise UserError(
-                f"no version is written: {'. '.join(refused)}. Leave the format out, or accept "
-                "more knowingly with min_cosine or max_recall_drop"
-            )
-        signatures = tf.saved_model.load(str(hidden)).signatures if servable else {}
-        if servable:
-            saved_model.write_warm_up(hidden, signatures)
-        about = {**(about or {}), "calibration": calibration and calibration.to_dict()}
+                acceptance.compare_texts(text_embedder, file)
+        acceptance.require()
+        signatures = []
+        if is_servable:
+            loaded = tf.saved_model.load(str(hidden)).signatures
+            saved_model.write_warm_up(hidden, loaded)
+            signatures = list(loaded)
+        about = dict(about or {})
+        about["calibration"] = calibration and calibration.to_dict()
         about["trained_on"] = None if train is None else sorted(train.class_names.values())
-        write_json(
-            hidden / CARD,
-            model_card(embedder, artifacts, list(signatures), options.max_pixels, about),
-        )
+        artifacts = acceptance.artifacts
+        card = model_card(embedder, artifacts, signatures, options.max_pixels, about)
+        write_json(hidden / CARD, card)
     return path
 
 
-def _compare_texts(text_embedder: TextEmbedder, folder: Path, test: ImageDataset) -> dict[str, Any]:
-    """Return the measures of `compare_vectors` for the signature `embed_texts`; there is no
-    Recall@1."""
-    texts = ViewItems.of(test).texts
-    with tf.device("/CPU:0"):
-        expected, backend = text_embedder.embed_texts(texts), SavedModelEmbedder(folder)
-        vectors = np.concatenate([backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)])
-    return compare_vectors(
-        expected,
-        vectors,
-        ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts))),
-    )
+def _check_options(options: ExportOptions, embedder: AnyEmbedder) -> None:
+    """Refuse what cannot be exported, before anything is computed."""
+    saved_model.check_backend()
+    if "onnx" in options.formats:
+        check_onnx()
+    resize = EvaluationTransform.of(embedder).resize
+    if "saved_model" in options.formats and options.max_pixels < resize**2:
+        raise UserError(
+            f"images are resized to {resize} x {resize} pixels", max_pixels=options.max_pixels
+        )
+
+
+class _Acceptance:
+    """Runs the files of a version on images, and compares their vectors with the embedder's.
+
+    Args:
+        embedder: The embedder.
+        test: The images.
+        train: Its training images.
+        options: The tolerances.
+        report: Called with a line on each format.
+
+    Attributes:
+        expected: (N, d) the embedder's vectors.
+        trained: Names of the classes of the images that were trained on.
+        artifacts: What the model card states of each format.
+    """
+
+    def __init__(
+        self,
+        embedder: AnyEmbedder,
+        test: ImageDataset,
+        train: ImageDataset | None,
+        options: ExportOptions,
+        report: Callable[[str], None],
+    ):
+        self._test = test
+        self.trained = trained_classes(test, train)
+        self._options = options
+        self._report = report
+        self._takes_images = len(embedder.view_shape) > 1
+        self._views = evaluation_views(embedder, test)
+        with tf.device("/CPU:0"):
+            call = tf.function(lambda images: embedder(images, training=False), autograph=False)
+            self.expected = embed(call, slices(self._views, _BATCH_SIZE))
+        self._refused: list[str] = []
+        self.artifacts: dict[str, Any] = {}
+
+    def compare(self, name: str, file: Path, folder: Path, calibration: Calibration | None) -> None:
+        """Compare the vectors of a file.
+
+        Args:
+            name: Its format.
+            file: The file, or the folder of a SavedModel.
+            folder: The version's.
+            calibration: The threshold of the embedder, which is measured again by the file; None:
+                there is none.
+        """
+        inputs: Any = self._views
+        if name == "saved_model" and self._takes_images:
+            inputs = [encoded_image(self._test.images, row) for row in range(len(self._test))]
+        vectors = exported_vectors(name, file, inputs)
+        measures = compare_vectors(self.expected, vectors, self._test)
+        measures["classes"] = "trained" if self.trained else "unseen"
+        tolerance = tolerance_of(self._options, name)
+        faults = faults_of(measures, tolerance)
+        paths = saved_model.model_files(file) if name == "saved_model" else [file]
+        entry = describe_files(folder, paths)
+        self._report(_line(name, entry["bytes"], measures) + ("  REFUSED" if faults else ""))
+        entry["acceptance"] = measures
+        entry["tolerance"] = dataclasses.asdict(tolerance)
+        self.artifacts[name] = entry
+        if faults:
+            self._refused.append(f"{name}: {'; '.join(faults)}")
+        elif calibration is not None and name != "saved_model":
+            both = (self.expected, vectors)
+            own = _moved_calibration(calibration, name, both, self._test, self._report)
+            entry["calibration"] = own and own.to_dict()
+
+    def compare_texts(self, text_embedder: TextEmbedder, folder: Path) -> None:
+        """Compare the vectors of the texts of the images by the signature `embed_texts` of a
+        SavedModel; there is no Recall@1."""
+        texts = ViewItems.of(self._test).texts
+        with tf.device("/CPU:0"):
+            expected = text_embedder.embed_texts(texts)
+            backend = SavedModelEmbedder(folder)
+            parts = [backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)]
+        dataset = ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
+        measures = compare_vectors(expected, np.concatenate(parts), dataset)
+        faults = faults_of(measures, tolerance_of(self._options, "saved_model"))
+        self._refused += [f"saved_model, texts: {fault}" for fault in faults]
+        cosine = f"cosine min {measures['min_cosine']:.6f}"
+        self._report(f"{'saved_model':<21} {cosine} on {measures['images']:,} texts")
+        self.artifacts["saved_model"]["acceptance_of_texts"] = measures
+
+    def require(self) -> None:
+        """Raise a `UserError` where a file exceeds its tolerance."""
+        if self._refused:
+            raise UserError(
+                f"no version is written: {'. '.join(self._refused)}. Leave the format out, or "
+                "accept more knowingly with min_cosine or max_recall_drop"
+            )
 
 
 def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
@@ -452,18 +501,17 @@ def _write(
         saved_model.write_saved_model(embedder, folder, options.max_pixels, text_embedder)
         return folder
     if name == "onnx":
-        path, data = folder / "onnx" / "model.onnx", convert_onnx(embedder)
+        path = folder / "onnx" / "model.onnx"
+        data = convert_onnx(embedder)
     else:
-        precision, views = name.removeprefix("litert_"), None
+        precision = name.removeprefix("litert_")
+        path = folder / "litert" / f"{precision}.tflite"
+        views = None
         if precision == "int8" and train is not None:
-            rows = np.linspace(
-                0, len(train) - 1, min(options.representative_images, len(train))
-            )  # spread evenly
+            count = min(options.representative_images, len(train))
+            rows = np.linspace(0, len(train) - 1, count)  # spread evenly
             views = evaluation_views(embedder, train.take(np.unique(rows.round().astype(int))))
-        path, data = (
-            folder / "litert" / f"{precision}.tflite",
-            convert_litert(embedder, precision, views),
-        )
+        data = convert_litert(embedder, precision, views)
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
     return path
@@ -511,17 +559,15 @@ def export_run(
     """
     embedder, experiment = load_run(run_dir, moments, data_dir, stack_on)
     splits = load_splits(experiment.part(DataSettings), experiment.seed)
-    train, test = splits.train, splits.test or splits.train
     about = _about(stack_on or run_dir, experiment, moments)
-    parts = {"train": train, "test": splits.test}
-    about["data"] |= {
-        name: {"images": len(of), "classes": of.num_classes} for name, of in parts.items() if of
-    }
+    for name, dataset in (("train", splits.train), ("test", splits.test)):
+        if dataset:
+            about["data"][name] = {"images": len(dataset), "classes": dataset.num_classes}
     if stack_on:
         about["head"] = _about(run_dir, Experiment.of_run(run_dir))
     options = options or ExportOptions()
     if whitening is not None:
-        batches = evaluation_batches(train, EvaluationTransform.of(embedder), _BATCH_SIZE)
+        batches = evaluation_batches(splits.train, EvaluationTransform.of(embedder), _BATCH_SIZE)
         with user_errors((TypeError, ValueError), REASON, whitening=...):
             embedder = with_whitening(embedder, embed(embedder, batches), **whitening)
         about["whitening"] = dict(whitening)
@@ -530,22 +576,29 @@ def export_run(
         with user_errors(ValueError, REASON, truncate_dim=truncate_dim):
             embedder = TruncatedEmbedder(embedder, truncate_dim)
         embedder.build((None, *embedder.view_shape))
-    if stack_on or whitening is not None or truncate_dim:
+    is_changed = bool(stack_on or whitening is not None or truncate_dim)
+    if is_changed:
         about["metrics"] = None  # the run has measured the embedder as it was
-    texts = RunFolder(run_dir).text_embedder
-    text_embedder = load_embedder(texts) if texts.is_file() else None
-    changed = (
-        moments
-        or whitening is not None
-        or truncate_dim
-        or stack_on
-        or "saved_model" not in options.formats
-    )
-    if text_embedder is not None and (changed or getattr(text_embedder, "tokenizer", None) is None):
-        needs = "a SavedModel, a tokenizer, and the images' embedder as it was trained"
-        report(f"the tower of texts is left out: it needs {needs}")
-        text_embedder = None
-    return export_model(embedder, folder, test, train, options, about, report, text_embedder)
+    can_hold_texts = "saved_model" in options.formats and not (is_changed or moments)
+    text_embedder = _text_embedder(run_dir, can_hold_texts, report)
+    test = splits.test or splits.train
+    return export_model(embedder, folder, test, splits.train, options, about, report, text_embedder)
+
+
+def _text_embedder(
+    run_dir: str | os.PathLike, can_hold: bool, report: Callable[[str], None]
+) -> TextEmbedder | None:
+    """Return the tower of texts of a run; None where there is none, or the export cannot hold
+    it."""
+    path = RunFolder(run_dir).text_embedder
+    if not path.is_file():
+        return None
+    tower = load_embedder(path)
+    if can_hold and getattr(tower, "tokenizer", None) is not None:
+        return tower
+    needs = "a SavedModel, a tokenizer, and the images' embedder as it was trained"
+    report(f"the tower of texts is left out: it needs {needs}")
+    return None
 
 
 def load_run(
@@ -558,10 +611,8 @@ def load_run(
         UserError: There are none, or the head does not go on that embedder.
     """
     if stack_on:
-        (embedder, experiment), (head, _) = (
-            load_run(stack_on, data_dir=data_dir),
-            load_run(run_dir, moments),
-        )
+        embedder, experiment = load_run(stack_on, data_dir=data_dir)
+        head, _ = load_run(run_dir, moments)
         with user_errors(ValueError, REASON, run_dir=run_dir, stack_on=stack_on):
             return stack(embedder, head), experiment
     run = RunFolder(run_dir)
@@ -581,9 +632,12 @@ def _about(
         logging.warning("%s has no result.json: the model card is without metrics", run_dir)
     result = read_json(path) if path.exists() else {}
     flags = parse_flags(experiment.as_flags())
+    data = {"dataset": experiment.data_name, "options": str(experiment.dataset_options)}
+    shown = {name: value for name, value in flags.items() if name not in _PRIVATE}
     return {
-        "data": {"dataset": experiment.data_name, "options": str(experiment.dataset_options)},
-        "flags": {name: value for name, value in flags.items() if name not in _PRIVATE},
+        "data": data,
+        "flags": shown,
         "metrics": result.get("metrics_moments" if moments else "metrics"),
-        **{name: result.get(name) for name in ("protocol", "selection")},
+        "protocol": result.get("protocol"),
+        "selection": result.get("selection"),
     }

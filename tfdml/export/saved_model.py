@@ -204,9 +204,9 @@ def _plain(node: Any) -> Any:
     """Return what takes the place of a mixed policy in a configuration; None for all else."""
     if isinstance(node, dict) and node.get("class_name") == "DTypePolicy":
         return {**node, "config": {"name": "float32"}}
-    return (
-        "float32" if isinstance(node, str) and node in ("mixed_float16", "mixed_bfloat16") else None
-    )
+    if isinstance(node, str) and node in ("mixed_float16", "mixed_bfloat16"):
+        return "float32"
+    return None
 
 
 @contextlib.contextmanager
@@ -578,9 +578,8 @@ def warm_up_requests(signatures: Mapping[str, Any]) -> Iterator[tuple[str, dict[
         signatures: The signatures of a loaded SavedModel.
     """
     ramp = np.arange(_WARM_UP_SIDE) * 255 // (_WARM_UP_SIDE - 1)
-    picture = np.stack(
-        np.broadcast_arrays(ramp[:, None], ramp[None], 255 - ramp[:, None]), -1
-    ).astype(np.uint8)
+    down, right = np.meshgrid(ramp, ramp, indexing="ij")
+    picture = np.stack([down, right, 255 - down], axis=-1).astype(np.uint8)
     jpeg = tf.io.encode_jpeg(picture).numpy()
     for size in _WARM_UP_SIZES:
         for name, signature in signatures.items():
