@@ -1,5 +1,10 @@
 """`model_card.json`: what an exported version is, what it was made from, how it was measured;
-written and read."""
+written and read.
+
+Keras is imported by what writes: commands say what they load before they load it.
+"""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -7,15 +12,16 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import keras
-
-from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError, short_message
 from tfdml.io.files import compare_files, fields, read_json, sha256_of
-from tfdml.models import AnyEmbedder
 from tfdml.version import __version__, installed
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfdml.models import AnyEmbedder
 
 CARD = "model_card.json"
 LICENSE = (
@@ -69,6 +75,10 @@ def model_card(
 def fingerprint(model: keras.Model) -> str:
     """Return what identifies a model in every format that it is exported to: the hash of its
     weights and its view."""
+    import keras
+
+    from tfdml.models import AnyEmbedder
+
     weights = (keras.ops.convert_to_numpy(weight).tobytes() for weight in model.weights)
     parts = sorted(hashlib.sha256(weight).hexdigest() for weight in weights)
     parts.append(
@@ -104,12 +114,12 @@ def view_of(embedder: AnyEmbedder) -> dict[str, Any]:
         >>> view_of(tfdml.models.Head(8, embedding_dim=3))
         {'dimension': 8}
     """
+    from tfdml.data.transforms import EvaluationTransform
+
     shape = embedder.view_shape
-    return (
-        {"dimension": shape[0]}
-        if len(shape) == 1
-        else EvaluationTransform.of(embedder).get_config()
-    )
+    if len(shape) == 1:
+        return {"dimension": shape[0]}
+    return EvaluationTransform.of(embedder).get_config()
 
 
 def view_of_card(path: Path | None) -> dict[str, Any] | None:
@@ -131,6 +141,8 @@ def view_of_card(path: Path | None) -> dict[str, Any] | None:
     """
     if path is None:
         return None
+    from tfdml.data.transforms import EvaluationTransform
+
     view: Any = read_json(path).get("view")
     if isinstance(view, dict) and "dimension" in view:
         raise UserError(

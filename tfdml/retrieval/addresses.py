@@ -8,6 +8,7 @@ import urllib.parse
 from pathlib import Path
 
 from tfdml.embeddings.files import holds_embeddings
+from tfdml.embeddings.model_card import served_version
 from tfdml.errors import REASON, UserError, check_choice, redact, user_errors
 from tfdml.io.files import in_store, is_remote
 from tfdml.registry import DISTANCES
@@ -43,9 +44,6 @@ def kind_of_gallery(address: str) -> str:
     path = Path(address).expanduser()
     if not path.is_dir() or holds_embeddings(path):
         return "embeddings"
-    # It needs Keras, as the retriever does.
-    from tfdml.embeddings.model_card import served_version
-
     version = served_version(path)
     if version is not None and (version / RETRIEVER_CARD).is_file():
         return "retriever"
