@@ -43,7 +43,7 @@ def served(monkeypatch):
         demos.append(demo)
         return page_routes(demo, lanes)
 
-    def serve(app, opened, announcement):
+    def serve(app, opened, announcement, lanes):
         served.append((demos[-1], opened.getsockname(), announcement))
 
     monkeypatch.setattr(page, "page_routes", routes)

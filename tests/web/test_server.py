@@ -3,7 +3,10 @@ not arrive."""
 
 import contextlib
 import http.client
+import signal
 import socket
+import subprocess
+import sys
 
 import pytest
 
@@ -13,12 +16,36 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
+from tests.processes import ROOT
 from tfdml.errors import UserError
 from tfdml.web import server
 from tfdml.web.lanes import Lanes
 from tfdml.web.server import address_of, listen, serving
 from tfdml.web.settings import WebSettings
 
+# A server whose requests never end: it prints its port, and a line once a request is computed.
+ENDLESS = """
+import threading
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from tfdml.training.interruption import Interruption
+from tfdml.web.application import application
+from tfdml.web.lanes import Lanes
+from tfdml.web.server import listen, serve
+from tfdml.web.settings import WebSettings
+
+def work():
+    print("begun", flush=True)
+    threading.Event().wait()
+
+async def page(request):
+    async with lanes.place():
+        return PlainTextResponse(await lanes.compute(request, work))
+
+lanes = Lanes(WebSettings(timeout=TIMEOUT))
+with Interruption(), listen("127.0.0.1", 0) as opened:
+    serve(application([Route("/", page)]), opened, str(opened.getsockname()[1]), lanes, GRACE)
+"""
 POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nhe"
 
 
@@ -70,8 +97,17 @@ def test_a_connection_whose_headers_do_not_arrive_is_closed(monkeypatch):
         assert status(port) == 200
 
 
-def test_more_connections_than_allowed_are_refused():
-    with served(connections=3) as port, begin(port, b"P"), begin(port, b"P"), begin(port, b"P"):
+def test_of_more_connections_than_allowed_those_without_headers_give_way():
+    with served(connections=3) as port, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(begin(port, b"P")) for _ in range(6)]
+        assert status(port) == 200
+        assert [each.recv(1000) for each in slow[:4]] == [b""] * 4
+        slow[-1].sendall(POST.removeprefix(b"P") + b"llo")
+        assert slow[-1].recv(1000).startswith(b"HTTP/1.1 200")
+
+
+def test_more_requests_than_connections_are_refused():
+    with served(connections=3) as port, begin(port, POST), begin(port, POST), begin(port, POST):
         assert status(port) == 503
 
 
@@ -111,3 +147,36 @@ def test_a_taken_port_is_one_line():
         listen("127.0.0.1", taken.getsockname()[1])
     with listen("127.0.0.1", 0) as opened:
         assert address_of(opened, "::1").startswith("http://[::1]:")
+
+
+@contextlib.contextmanager
+def endless(timeout, grace):
+    """A process that computes an answer that never ends."""
+    program = ENDLESS.replace("TIMEOUT", str(timeout)).replace("GRACE", str(grace))
+    command = [sys.executable, "-c", program]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, **streams) as process:
+        try:
+            port = int(process.stdout.readline())
+            with begin(port, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+                assert process.stdout.readline() == "begun\n"
+                yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_computation_that_never_ends_does_not_keep_the_process(number):
+    with endless(timeout=0.2, grace=1) as process:
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number
+    assert f"ended by {number.name}; computations that did not end in time: 1" in errors
+
+
+def test_a_second_signal_ends_a_server_that_still_answers():
+    with endless(timeout=600, grace=600) as process:
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr.readline().startswith("requests that have 600 s to be answered: 1;")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM

@@ -93,11 +93,12 @@ def demo(flags: DemoFlags, settings: WebSettings) -> None:
         from tfdml.web.page import page_routes
 
         shown = _loaded(flags)
-        app = application(page_routes(shown, Lanes(settings)), token)
+        lanes = Lanes(settings)
+        app = application(page_routes(shown, lanes), token)
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
         address = server.address_of(opened, host) + (f"/?token={token}" if token else "/")
         count = f"{len(shown.gallery):,} images"
-        server.serve(app, opened, f"{count} at {address} (Ctrl-C ends the demo)")
+        server.serve(app, opened, f"{count} at {address} (Ctrl-C ends the demo)", lanes)
 
 
 def _loaded(flags: DemoFlags) -> Demo:

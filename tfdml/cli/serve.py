@@ -4,8 +4,9 @@ r"""Serve an exported embedder or retriever over HTTP, in TensorFlow Serving's R
   tfdml serve --model=models/cars_retriever --name=retriever --port=8502 --lanes=4
   curl -d "{\"instances\": [{\"b64\": \"$(base64 -w0 car.jpg)\"}]}" http://127.0.0.1:8501/v1/models/cars:predict
 
-The newest version in the folder is served. A newer one needs a new server. SIGTERM and Ctrl-C
-answer what was begun, and end. /healthz answers once the model runs, and /metrics counts requests.
+The newest version in the folder is served. A newer one needs a new server. SIGTERM and Ctrl-C end
+the server once it has answered what was begun, or after twice --timeout; a second one ends it at
+once. /healthz answers once the model runs, and /metrics counts requests.
 
 Nobody is asked for a password, and nothing is encrypted: put a proxy in front before you name
 another --host.
@@ -60,11 +61,12 @@ def serve(flags: ServeFlags, settings: WebSettings) -> None:
         from tfdml.web.rest import ServedModel, rest_routes
 
         model = ServedModel(version, name)
-        app = application(rest_routes(model, Lanes(settings)))
+        lanes = Lanes(settings)
+        app = application(rest_routes(model, lanes))
         announcement = f"serving at {server.address_of(opened)}/v1/models/{name}"
         grace = int(2 * settings.timeout)
         connections = settings.max_waiting + server.CONNECTIONS
-        server.serve(app, opened, announcement, grace, connections)
+        server.serve(app, opened, announcement, lanes, grace, connections)
 
 
 COMMAND = Command("serve", serve, Flags(ServeFlags, WebSettings), __doc__, needs_tensorflow=False)

@@ -32,7 +32,13 @@ class Lanes:
     def __init__(self, settings: WebSettings):
         self.settings = settings
         self._threads = concurrent.futures.ThreadPoolExecutor(settings.lanes)
+        self._computations: set[concurrent.futures.Future[Any]] = set()
         self.waiting = 0
+
+    @property
+    def computing(self) -> int:
+        """How many computations are under way, those among them whose answer is late."""
+        return sum(computation.running() for computation in list(self._computations))
 
     @contextlib.asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
@@ -97,8 +103,10 @@ class Lanes:
         Raises:
             HTTPException: 499, the client is gone; 504, the answer is late.
         """
-        loop = asyncio.get_running_loop()
-        answer = loop.run_in_executor(self._threads, work, *arguments)
+        computation = self._threads.submit(work, *arguments)
+        self._computations.add(computation)
+        computation.add_done_callback(self._computations.discard)
+        answer = asyncio.wrap_future(computation)
         gone = asyncio.ensure_future(_wait_until_gone(request))
         try:
             done, _ = await asyncio.wait(

@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import ipaddress
+import os
+import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +18,10 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfdml.errors import REASON, user_errors
+from tfdml.web.lanes import Lanes
 
-# Connections at the same time, idle ones among them; further requests get 503.
+# Connections at the same time. A further one takes the place of that which has waited longest for
+# its headers; where all have sent theirs, it gets 503.
 CONNECTIONS = 500
 # In which the headers of a request arrive.
 HEADER_SECONDS = 10.0
@@ -54,14 +59,27 @@ def address_of(opened: socket.socket, host: str = "") -> str:
 
 
 class _HeadersInTime(H11Protocol):
-    """Closes a connection whose headers do not arrive in time: uvicorn has a limit for idle
-    connections alone."""
+    """Closes a connection whose headers do not arrive in time, or for which there is no room:
+    uvicorn has a limit for idle connections alone, and refuses all where there are too many."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._make_room()
         self._watch()
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for its headers, where there are as many as
+        there may be."""
+        if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
+            return
+        since: dict[float, _HeadersInTime] = {}
+        for each in self.connections:
+            if isinstance(each, _HeadersInTime) and each._timer is not None:
+                since[each._timer.when()] = each
+        if since:
+            since[min(since)]._drop()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -77,7 +95,12 @@ class _HeadersInTime(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop()
         elif self._timer is None:
-            self._timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._timer = self.loop.call_later(HEADER_SECONDS, self._drop)
+
+    def _drop(self) -> None:
+        self._stop()
+        self.connections.discard(self)  # now, as others are counted before the loop comes to it
+        self.transport.close()
 
     def _stop(self) -> None:
         if self._timer is not None:
@@ -129,20 +152,50 @@ def serve(
     app: ASGIApp,
     opened: socket.socket,
     announcement: str,
+    lanes: Lanes,
     grace: int = 0,
     connections: int = CONNECTIONS,
 ) -> None:
     """Serve an application until the process is interrupted; then answer what was begun.
 
+    A computation that does not end by then ends with the process, which Python would keep until it
+    ends.
+
     Args:
         app: The application.
         opened: The socket, listening.
         announcement: Printed once requests are answered.
+        lanes: Where the application computes.
         grace: Seconds that requests have to end.
         connections: How many there may be at once.
     """
-    with serving(app, opened, grace, connections) as thread:
-        print(announcement, flush=True)
+    try:
+        with serving(app, opened, grace, connections) as thread:
+            print(announcement, flush=True)
+            _wait(thread, lanes, grace)
+    except KeyboardInterrupt as interrupt:
+        if lanes.computing:
+            _end_process(lanes, interrupt)
+        raise
+
+
+def _wait(thread: threading.Thread, lanes: Lanes, grace: int) -> None:
+    """Wait until the process is interrupted."""
+    try:
         # A `join` that a signal ends takes the thread for ended (Python 3.11).
         while thread.is_alive():
             time.sleep(1)
+    except KeyboardInterrupt:
+        if grace and lanes.waiting:
+            left = f"requests that have {grace} s to be answered: {lanes.waiting:,}"
+            print(f"{left}; a second signal ends at once", file=sys.stderr, flush=True)
+        raise
+
+
+def _end_process(lanes: Lanes, interrupt: KeyboardInterrupt) -> None:
+    number = signal.Signals(getattr(interrupt, "number", signal.SIGINT))
+    late = f"computations that did not end in time: {lanes.computing:,}"
+    print(f"ended by {number.name}; {late}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(128 + number)
