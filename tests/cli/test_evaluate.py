@@ -236,6 +236,26 @@ def test_a_threshold_of_a_gallery_by_known_queries_and_strangers(commands, tmp_p
         assert (status, message in errors) == (2, True), (changed, errors)
 
 
+def test_classes_that_are_numbers_are_not_those_of_another_file(commands, tmp_path):
+    points = np.random.default_rng(3).normal(size=(40, 8)).astype("float32")
+    labels = np.repeat(np.arange(8), 5)
+    for name in ("gallery", "known"):
+        np.savez(tmp_path / f"{name}.npz", embeddings=points, labels=labels)
+    np.savez(tmp_path / "strangers.npz", embeddings=points, labels=labels + 100)
+    flags = [f"--{side}={tmp_path / side}.npz" for side in ("gallery", "known", "strangers")]
+    flags += ["--task=classification", "--target=fpir=0.2"]
+    for side in ("known", "strangers"):
+        status, _, errors = commands.run("evaluate", *flags, f"--{side}={tmp_path}/known.npz")
+        message = "classes or those of the gallery are numbers, such as 0, which mean something"
+        assert (status, message in errors) == (2, True), errors
+    flags = [flag for flag in flags if "--known" not in flag]
+    assert "tpir not measured" in commands.run("evaluate", *flags)[1]
+    search = [f"--gallery={tmp_path}/gallery.npz", f"--queries={tmp_path}/known.npz", "--k=1"]
+    status, text, errors = commands.run("search", *search)
+    assert (status, "nothing is counted; store names" in text) == (0, True), errors
+    assert "Recall" not in text
+
+
 def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):
     write_noise(tmp_path / "more", "abcdef", 6)
     write_embedder(tmp_path / "model.keras")

@@ -34,6 +34,8 @@ from tfdml.training.interruption import Interruption
 # In every command: read from a local copy, where they are URLs of a store. Other paths are opened
 # where they are.
 _COPIED = ("model", "compare", "embedder", "embeddings", "gallery", "stack_on")
+# What absl adds to the help of a flag that may be given several times.
+_REPEATED = ";\n    repeat this option to specify a list of values"
 # By argument, in every command.
 _FLAG_OF = {"options": "dataset_options"}
 _Class = TypeVar("_Class", bound=Settings)
@@ -230,8 +232,10 @@ class Command:
         for title, group in self.flags.flags_by_module_dict().items():
             lines += ["", f"{title}:"]
             for flag in group:
-                meaning, *choices = flag.help.strip().splitlines()
-                default = "" if flag.default in (None, "") else f" Default: {flag.default_as_str}."
+                text = flag.help.removesuffix(_REPEATED).strip()
+                meaning, *choices = text.splitlines()
+                is_empty = flag.default in (None, "", [])
+                default = "" if is_empty else f" Default: {flag.default_as_str}."
                 lines.append(f"  --{'[no]' * flag.boolean}{flag.name}\n      {meaning}{default}")
                 lines += [f"        {choice}" for choice in choices]
         return "\n".join(lines)

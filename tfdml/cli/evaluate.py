@@ -259,11 +259,13 @@ class _Side:
         embeddings: (N, d).
         classes: (N,) names.
         model: The fingerprint of what embedded them; empty where it is not known.
+        classes_are_numbers: Whether the classes have no names.
     """
 
     embeddings: np.ndarray
     classes: np.ndarray
     model: str
+    classes_are_numbers: bool = False
 
     @classmethod
     def read(cls, name: str, flags: EvaluateFlags, source: Callable[[], EmbeddingBackend]) -> _Side:
@@ -311,7 +313,8 @@ class _Side:
             rows = gallery.rows(len(gallery))
             about = gallery.about
             model = about.model if about else ""
-            return cls(rows.vectors, np.array(rows.columns["class"], object), model)
+            are_numbers = bool(about and about.classes_are_numbers)
+            return cls(rows.vectors, np.array(rows.columns["class"], object), model, are_numbers)
 
 
 def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
@@ -321,7 +324,6 @@ def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
 
     from tfdml import evaluation
     from tfdml.embeddings.backends import load_backend
-    from tfdml.embeddings.files import check_same_model
 
     target = evaluation.target_of(flags.target, kinds=("fpir",))
 
@@ -337,7 +339,7 @@ def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
     sides = {name: _Side.read(name, flags, source) for name in names}
     gallery = sides.pop("gallery")
     for name, side in sides.items():
-        check_same_model(gallery.model, side.model, f"--gallery and --{name}")
+        _check_against_gallery(gallery, side, name)
     shared = np.intersect1d(sides["strangers"].classes, gallery.classes)
     if len(shared):
         raise UserError(
@@ -368,6 +370,22 @@ def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
         "distance": flags.distance,
         "calibration": calibration.to_dict(),
     }
+
+
+def _check_against_gallery(gallery: _Side, side: _Side, name: str) -> None:
+    """Refuse queries of another model, or with numbers of classes that the gallery has too: nobody
+    knows whether they are the same classes."""
+    from tfdml.embeddings.files import check_same_model
+
+    check_same_model(gallery.model, side.model, f"--gallery and --{name}")
+    if gallery.classes_are_numbers or side.classes_are_numbers:
+        shared = sorted(set(gallery.classes).intersection(side.classes))
+        if shared:
+            raise UserError(
+                f"its classes or those of the gallery are numbers, such as {shared[0]}, which mean "
+                "something in one file alone: store names of classes",
+                **{name: ...},
+            )
 
 
 def _report_trained(model: str, sides: Mapping[str, _Side]) -> None:

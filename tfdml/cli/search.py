@@ -108,12 +108,14 @@ class _Queries:
         vectors: (N, d) embeddings, or paths of images that a retriever embeds.
         classes: (N,) names of their classes; None: they are not known.
         model: The fingerprint of what embedded them; empty where it is not known.
+        classes_are_numbers: Whether their classes have no names.
     """
 
     names: list[str]
     vectors: Any
     classes: np.ndarray | None = None
     model: str = ""
+    classes_are_numbers: bool = False
 
 
 def search(flags: SearchFlags) -> None:
@@ -184,6 +186,13 @@ def _truth(queries: _Queries, gallery: Gallery) -> tuple[np.ndarray | None, dict
     """Return the classes of the queries, and how many rows of each a gallery has; None where
     nothing is counted."""
     if queries.classes is None:
+        return None, {}
+    about = gallery.about
+    if queries.classes_are_numbers or (about and about.classes_are_numbers):
+        print(
+            "classes of queries or gallery are numbers, which mean something in one file alone: "
+            "nothing is counted; store names of classes"
+        )
         return None, {}
     counts = gallery.class_counts()
     if not set(queries.classes) & counts.keys():
@@ -309,12 +318,13 @@ def _stored(flags: SearchFlags) -> _Queries:
     from tfdml.embeddings.files import read_embeddings
 
     read = read_embeddings(os.path.expanduser(flags.queries[0]))
-    names = list(read.names)
-    if not flags.model:
-        return _Queries(names, np.asarray(read.embeddings), read.classes, read.model)
-    head = load_source(flags)
-    vectors = head.embed(_as_images(read.embeddings), flags.batch_size)
-    return _Queries(names, vectors, read.classes, head.fingerprint())
+    vectors = np.asarray(read.embeddings)
+    model = read.model
+    if flags.model:
+        head = load_source(flags)
+        vectors = head.embed(_as_images(read.embeddings), flags.batch_size)
+        model = head.fingerprint()
+    return _Queries(list(read.names), vectors, read.classes, model, read.classes_are_numbers)
 
 
 def _as_images(vectors: np.ndarray) -> ImageDataset:

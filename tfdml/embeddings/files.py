@@ -154,6 +154,11 @@ class ImageTable:
         return None if self.labels is None else class_of_each(self.labels, self.class_names)
 
     @property
+    def classes_are_numbers(self) -> bool:
+        """Whether the classes have no names: their numbers mean something in these images alone."""
+        return self.labels is not None and not self.class_names
+
+    @property
     def is_query(self) -> np.ndarray | None:
         """(N,) bool where queries are searched in a gallery; None for all-to-all.
 

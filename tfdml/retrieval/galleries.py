@@ -50,12 +50,14 @@ class About:
         model: The fingerprint of the model that embedded them: of a database, that of the first row
             that has one. Empty where it is not known.
         has_unknown: Whether there are vectors of an unknown model among them.
+        classes_are_numbers: Whether the classes are those of one file, which has no names for them.
     """
 
     distance: str
     dimension: int
     model: str = ""
     has_unknown: bool = False
+    classes_are_numbers: bool = False
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -314,7 +316,12 @@ class MemoryGallery(Gallery):
         """
         names = list(stored.names)
         columns = {"path": names, "class": _class_names(stored)}
-        about = About(distance, stored.embeddings.shape[1], stored.model)
+        about = About(
+            distance,
+            stored.embeddings.shape[1],
+            stored.model,
+            classes_are_numbers=stored.classes_are_numbers,
+        )
         return cls(stored.source, Rows(names, stored.embeddings, columns), about)
 
     def __len__(self) -> int:
@@ -865,7 +872,7 @@ def _rows_of(
     numbers: set[str] = set()
     if stored.labels is not None:
         classes = _class_names(stored)
-        if not stored.class_names:
+        if stored.classes_are_numbers:
             classes = [prefix + number for number in classes]
             numbers = set(classes)
         columns["class"] = _plain(classes, "class", stored.source)
