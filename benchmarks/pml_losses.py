@@ -151,6 +151,14 @@ CASES = {
     "sup con warm": Case(
         "SupConLoss", losses.SupConLoss(0.5, reduction="sum"), {"temperature": 0.5, "reducer": SUM}
     ),
+    "threshold consistent": Case(
+        "ThresholdConsistentMarginLoss", losses.ThresholdConsistentMarginLoss(0.9, 0.5)
+    ),
+    "threshold consistent wide": Case(
+        "ThresholdConsistentMarginLoss",
+        losses.ThresholdConsistentMarginLoss(0.3, -0.2, 0.5, 2),
+        {"margin_plus": 0.3, "margin_minus": -0.2, "lambda_plus": 0.5, "lambda_minus": 2},
+    ),
     "triplet": Case("TripletMarginLoss", _triplet(0.05)),
     "triplet squared": Case(
         "TripletMarginLoss",

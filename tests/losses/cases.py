@@ -134,6 +134,12 @@ GROUPS = [
     cases(losses.BinomialDevianceLoss, plain_references.binomial, 2.0, 0.5, 25.0),
     cases(losses.BinomialDevianceLoss, plain_references.binomial, 5.0, 0.0, 1.0),
     *(margin(*numbers) for numbers in ((0.2, 1.2), (0.5, 0.9), (0.0, 1.0))),
+    *(
+        cases(
+            losses.ThresholdConsistentMarginLoss, references.threshold_consistent_margin, *numbers
+        )
+        for numbers in ((0.9, 0.5, 1.0, 1.0), (0.3, -0.2, 0.5, 2.0))
+    ),
     cases(
         losses.RankedListLoss, references.ranked_list, 0.4, 1.2, 10.0, 0.0, 0.5, frozen=weights_of
     ),

@@ -132,6 +132,15 @@ def cosine_similarity(labels, x, low=0.0, high=1.0, reduction="mean"):
     return total(values) if reduction == "sum" else mean(values)
 
 
+def threshold_consistent_margin(labels, x, near=0.9, far=0.5, pull=1.0, push=1.0, reduction="mean"):
+    """Zhang et al. 2024: the pairs on the wrong side of their margin, each kind by its own mean."""
+    over = total if reduction == "sum" else mean
+    positive = [near - cosine(x[i], x[j]) for i, j in positive_pairs(labels)]
+    negative = [cosine(x[i], x[j]) - far for i, j in negative_pairs(labels)]
+    pulls = [gap for gap in positive if gap >= 0]
+    return pull * over(pulls) + push * over([gap for gap in negative if gap >= 0])
+
+
 def margin_loss(labels, x, alpha=0.2, beta=1.2, reduction="mean", probabilities=None):
     """`probabilities` freezes the distribution of the negatives."""
     drawn = draw_probabilities(labels, x) if probabilities is None else probabilities

@@ -104,6 +104,7 @@ PLAIN, ONES = losses.ContrastiveLoss(), np.eye(4, dtype="float32")
 REFUSED = [
     ("distance", lambda: losses.ContrastiveLoss(distance="l2")),
     ("high", lambda: losses.CosineSimilarityLoss(low=1.0)),
+    ("negative_margin", lambda: losses.ThresholdConsistentMarginLoss(negative_margin=1.5)),
     ("boundary", lambda: losses.RankedListLoss(margin=0.4, boundary=0.3)),
     ("mining", lambda: losses.TripletLoss(mining="easy")),
     ("one of the two", lambda: losses.NPairLoss(l2=0.002, scale=10.0)),

@@ -9,6 +9,7 @@ from tfdml.losses import (
     QuadrupletLoss,
     RecallAtKLoss,
     SmoothAPLoss,
+    ThresholdConsistentMarginLoss,
     TripletLoss,
     TupletMarginLoss,
     VICRegLoss,
@@ -80,6 +81,17 @@ def test_all_triplets_keep_their_digits_in_a_batch_of_hundreds():
     hinges = np.concatenate(hinges)
     assert_close(TripletLoss(margin=0.1)(labels, x), hinges.sum() / np.count_nonzero(hinges), 1e-6)
     assert_close(TripletLoss(margin=0.1, average="all")(labels, x), hinges.mean(), 1e-6)
+
+
+def test_a_pair_at_its_margin_counts_as_hard_and_costs_nothing():
+    # Zhang et al. count s <= 0.9 and s >= 0.5. Cosines of 0.5 and 1 of the negatives, 0.5 and 0.5
+    # of the positives.
+    x = np.array([[1, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [1, 0, 0, 0]], "float32")
+    labels = [0, 0, 1]
+    hard = ThresholdConsistentMarginLoss(0.5, 0.5)
+    assert_close(hard(labels, x), 0.5 / 2)
+    wrong = ThresholdConsistentMarginLoss(0.75, 0.5, positive_weight=3, negative_weight=0)
+    assert_close(wrong(labels, x), 3 * 0.25)
 
 
 @pytest.mark.parametrize("mode", MODES)

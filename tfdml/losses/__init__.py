@@ -18,6 +18,9 @@ from tfdml.losses.contrastive import CosineContrastiveLoss as CosineContrastiveL
 from tfdml.losses.contrastive import CosineSimilarityLoss as CosineSimilarityLoss
 from tfdml.losses.contrastive import MarginLoss as MarginLoss
 from tfdml.losses.contrastive import RankedListLoss as RankedListLoss
+from tfdml.losses.contrastive import (
+    ThresholdConsistentMarginLoss as ThresholdConsistentMarginLoss,
+)
 from tfdml.losses.contrastive import VICRegLoss as VICRegLoss
 from tfdml.losses.pair_softmax import AngularLoss as AngularLoss
 from tfdml.losses.pair_softmax import CircleLoss as CircleLoss

@@ -1,5 +1,5 @@
-"""Losses that bound single distances: contrastive, binomial deviance, margin, ranked list, VICReg,
-regression."""
+"""Losses that bound single distances: contrastive, binomial deviance, margin, threshold-consistent
+margin, ranked list, VICReg, regression."""
 
 from keras import ops
 
@@ -137,8 +137,8 @@ class CosineSimilarityLoss(CosinePairLoss):
     def anchor_losses(self, pairs):
         """Compute one value per anchor: (b,)."""
         targets = (pairs.similarities - self.low) / (self.high - self.low)
-        known = ops.logical_or(pairs.positives, pairs.negatives)
-        return self.over_pairs(pairs, ops.square(pairs.cosines() - targets), known)
+        has_target = ops.logical_or(pairs.positives, pairs.negatives)
+        return self.over_pairs(pairs, ops.square(pairs.cosines() - targets), has_target)
 
 
 @register("loss")
@@ -249,6 +249,65 @@ def margin_hinges(pairs, alpha, beta):
     pull, push = ops.relu(distances - beta + alpha), ops.relu(beta + alpha - distances)
     active = ops.sum(ops.where(pull > 0, positives, 0.0) + ops.where(push > 0, drawn, 0.0))
     return ops.sum(positives * pull + drawn * push, axis=1), active
+
+
+@register("loss")
+class ThresholdConsistentMarginLoss(CosinePairLoss):
+    """Threshold-consistent margin loss: a regularizer, next to another loss, of the pairs that one
+    threshold for all classes would judge wrongly.
+
+    L = positive_weight (1/#hard) sum over positives of [positive_margin - s_ij]_+
+      + negative_weight (1/#hard) sum over negatives of [s_ij - negative_margin]_+
+
+    with cosines s_ij, over ordered pairs of different images. #hard counts the positives up to, or
+    the negatives from, their margin. A mean without a hard pair is 0. Once few pairs are hard, each
+    of them weighs more.
+
+    pytorch-metric-learning computes the same of a batch alone. With references, as of its memory,
+    it looks their indices up in the batch; here the second image of a pair is a reference.
+
+    Args:
+        positive_margin: The cosine from which positives are left alone.
+        negative_margin: The cosine up to which negatives are left alone.
+        positive_weight: The weight of the positives.
+        negative_weight: The weight of the negatives.
+        reduction: `"sum"` gives the plain sums over ordered pairs.
+
+    Raises:
+        ValueError: A margin is not a cosine, or a weight is negative.
+
+    Example:
+        >>> embeddings = [[1.0, 0.0], [0.6, 0.8], [0.0, 1.0]]
+        >>> float(ThresholdConsistentMarginLoss()([0, 0, 1],
+        ...     embeddings))  # (0.9 - 0.6) + (0.8 - 0.5)
+        0.6
+
+    Source: Zhang et al., "Threshold-Consistent Margin Loss for Open-World Deep Metric Learning",
+    ICLR 2024.
+    """
+
+    def __init__(
+        self,
+        positive_margin=0.9,
+        negative_margin=0.5,
+        positive_weight=1.0,
+        negative_weight=1.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.positive_margin = number("positive_margin", positive_margin, at_least=-1, at_most=1)
+        self.negative_margin = number("negative_margin", negative_margin, at_least=-1, at_most=1)
+        self.positive_weight = number("positive_weight", positive_weight, at_least=0)
+        self.negative_weight = number("negative_weight", negative_weight, at_least=0)
+
+    def anchor_losses(self, pairs):
+        """Compute one value per anchor: (b,)."""
+        cosines = pairs.cosines()
+        distant = ops.logical_and(pairs.positives, cosines <= self.positive_margin)
+        close = ops.logical_and(pairs.negatives, cosines >= self.negative_margin)
+        pull = self.over_pairs(pairs, self.positive_margin - cosines, distant)
+        push = self.over_pairs(pairs, cosines - self.negative_margin, close)
+        return self.positive_weight * pull + self.negative_weight * push
 
 
 @register("loss")
