@@ -25,15 +25,17 @@ def test_miners_are_named_alone_or_with_arguments():
         "mining=easy_positive(negatives=all))"
         " + triplet(margin=soft, mining=hard) + "
         "horde(loss=contrastive(mining=angular(angle_degrees=30)))"
-        " + infonce(mining=angular, name=b)",
+        " + infonce(mining=angular, name=b)"
+        " + contrastive(mining=batch_easy_hard(positives=hard, negatives=all), name=c)",
         3,
     )
-    horde, contrastive, nt_xent, triplet, angular = terms
+    horde, contrastive, nt_xent, triplet, angular, hardest = terms
     assert repr(contrastive.loss.mining) == "BatchHardMiner()"
     assert (nt_xent.loss.temperature, nt_xent.loss.mining.negatives) == (0.1, "all")
     assert (triplet.loss.margin, triplet.loss.mining) == ("soft", "hard")
     assert horde.terms[0].loss.mining.angle_degrees == 30.0
     assert angular.loss.mining.angle_degrees == 20.0
+    assert (hardest.loss.mining.positives, hardest.loss.mining.negatives) == ("hard", "all")
 
 
 def test_losses_over_pairs_take_relations():
@@ -48,11 +50,21 @@ def test_losses_over_pairs_take_relations():
     *_, other = build_objectives(text + " + nt_xent(positives=shares_a_label)", 3)
     assert other.loss.positives is shares_a_label
     check_objectives(text)
-    relation = GivenPairs([(0, 1, 1)])
-    assert all(
-        term.positives is relation
-        for term in build_objectives("multi_similarity + horde(loss=contrastive)", 3, relation)
-    )
+
+
+def test_the_relation_of_the_data_is_an_argument_of_each_loss():
+    relation, text = GivenPairs([(0, 1, 1)]), "horde(loss=contrastive, orders=2) + clip"
+    terms = build_objectives(f"multi_similarity + {text} + xbm(loss=nt_xent, size=8)", 3, relation)
+    assert [term.positives is relation for term in terms] == [True] * 4
+    horde, *_, memory = terms
+    # The losses within are made with it, and the terms are saved with it.
+    assert horde.terms[0].loss.positives is relation
+    assert memory.get_config()["loss"]["config"]["positives"]["class_name"] == "GivenPairs"
+    for text in ("am_softmax", "xbm(loss=contrastive) + ecaml", "instance"):
+        with pytest.raises(UserError, match="learns from classes"):
+            build_objectives(text, 3, relation)
+    with pytest.raises(UserError, match="means of classes"):
+        build_objectives("prism(loss=contrastive)", 3, relation)
 
 
 def test_a_learner_takes_the_sum_that_the_command_takes():

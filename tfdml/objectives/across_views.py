@@ -73,13 +73,13 @@ class ViewsObjective(Objective):
 
     def build_from(self, shapes):
         """Check that the views can be compared."""
-        one, other = (tuple(shapes[name]) for name in self.views)
-        if len(one) != 2 or one[-1] != other[-1]:
+        first, second = (tuple(shapes[name]) for name in self.views)
+        if len(first) != 2 or first[-1] != second[-1]:
             raise ValueError(
-                f"{self.name} compares vectors (B, d) of one size, not {one} and {other}"
+                f"{self.name} compares vectors (B, d) of one size, not {first} and {second}"
             )
         if self.dims:
-            check_length(self.name, self.dims, one[-1])
+            check_length(self.name, self.dims, first[-1])
 
     def compute_pairs(self, pairs):
         """Compute the value, or the part of it that these anchors make up."""
@@ -162,9 +162,8 @@ class ViewContrast(ViewsObjective):
         scales: The least and the largest scale, at the start and in training; None for any.
     """
 
-    # In the place of the properties of the base, as there is no loss that has them.
+    # An argument of its own, as there is no loss that has it.
     positives: Relation | None = None
-    takes_label_sets = True
     scales: tuple[float, float] | None = None
 
     def __init__(self, positives=None, scale=1.0, **kwargs):

@@ -88,6 +88,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
         adapts_to: The representation of all training images that `adapt` needs; None for
             nothing.
         without_adapting: What it does until then, for the warning of `MetricLearner.fit`.
+        loss: The loss that it is computed by; None for one of its own.
 
     Raises:
         ValueError: `weight` is negative or not finite, or a representation that the objective reads
@@ -103,6 +104,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     observes: tuple[str, ...] = ()
     adapts_to: str | None = None
     without_adapting = "it knows nothing of the training set"
+    loss: Any = None
 
     def __init__(self, weight=1.0, name=None, **kwargs):
         # Losses are float32 under every dtype policy.
@@ -254,8 +256,9 @@ class Objective(SavedByArguments, keras.layers.Layer):
         if self.whole_batch or scope.count is None:
             return Term(value / replicas.count(), value, observations)
         # So that the mean over replicas, weighted by their images, is the sum of the shares.
-        images, own = (ops.cast(size, "float32") for size in (ops.shape(labels)[0], scope.count))
-        return Term(value, value * images / ops.maximum(own, 1.0), observations)
+        num_images = ops.cast(ops.shape(labels)[0], "float32")
+        num_anchors = ops.cast(scope.count, "float32")
+        return Term(value, value * num_images / ops.maximum(num_anchors, 1.0), observations)
 
     def _observations(self, pairs) -> dict[str, tuple]:
         parts = self.observe(pairs)
@@ -269,13 +272,7 @@ class Objective(SavedByArguments, keras.layers.Layer):
     @property
     def positives(self):
         """Which images belong together, as its `loss` has them; None for equal labels."""
-        return getattr(getattr(self, "loss", None), "positives", None)
-
-    @property
-    def takes_label_sets(self) -> bool:
-        """Whether labels may be rows (B, L): whether its `loss` is one over pairs, which may have
-        `positives`."""
-        return isinstance(getattr(self, "loss", None), PairLoss)
+        return getattr(self.loss, "positives", None)
 
     def as_labels(self, labels):
         """Labels as integers (B,), or rows (B, L) where there are `positives`.

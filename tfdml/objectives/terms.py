@@ -12,7 +12,7 @@ from tfdml.errors import UserError, check_choice, short_message
 from tfdml.expressions import Call, Terms, shortened
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.mining.base import Relation
-from tfdml.objectives import CrossBatchMemory, MetricLoss, Objective, ProxyLoss
+from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.registry import find, registered
 
 # Each makes the graph of a training step larger; nobody has weighed so many against each other.
@@ -37,7 +37,7 @@ def check_objectives(objectives: str | Terms) -> None:
         Traceback (most recent call last):
         tfdml.errors.UserError: `objectives='jrs(level=pooled)'`: jrs: no argument 'level'; it ...
     """
-    _each_term(objectives, lambda weight, call: _read(call))
+    _each_term(objectives, lambda weight, call: _read(call, {}))
 
 
 def build_objectives(
@@ -68,20 +68,16 @@ def build_objectives(
         >>> [objective.name for objective in build_objectives("contrastive + 0.1 * ecaml")]
         ['contrastive', 'ecaml']
     """
-    built = _each_term(objectives, lambda weight, call: _build(call, weight, num_classes))
-    for objective in built if relation is not None else ():
-        if not objective.takes_label_sets:
+    of_data: dict[str, Any] = {}
+    if relation is not None:
+        of_data = {"positives": relation, "label_columns": columns}
+    built = _each_term(objectives, lambda weight, call: _build(call, weight, num_classes, of_data))
+    for objective in built:
+        if relation is not None and objective.positives is None:
             raise UserError(
                 f"{objective.name} learns from classes: choose losses over pairs instead",
                 objectives=...,
             )
-        if objective.positives is None and not hasattr(objective, "loss"):
-            objective.positives = relation
-        elif objective.positives is None:
-            config = objective.loss.get_config()
-            objective.loss = type(objective.loss).from_config({**config, "positives": relation})
-        if isinstance(objective, CrossBatchMemory):
-            objective.label_columns = columns
     return sorted(built, key=lambda objective: not objective.provides)
 
 
@@ -108,21 +104,35 @@ def _errors_within(name: str, own_name: str = "") -> Iterator[None]:
         raise UserError(f"{name}: {message}") from error
 
 
-def _read(call: Call) -> tuple[type, dict]:
-    """Return the class that a term names, and its arguments, whose names are those of the class."""
+def _read(call: Call, of_data: dict[str, Any]) -> tuple[type, dict]:
+    """Return the class that a term names, and its arguments, whose names are those of the class.
+
+    Args:
+        call: The term.
+        of_data: The arguments that the data gives each loss and objective that takes them, where
+            the term does not.
+    """
     cls = find("loss", call.name)
-    arguments = {key: _argument(key, value) for key, value in call.arguments.items()}
+    arguments = {key: _argument(key, value, of_data) for key, value in call.arguments.items()}
     with _errors_within(call.name):
         if "num_classes" in arguments:
             raise UserError("leave num_classes out, the data says it")
         wrapper = _wrapper(cls)
-        _check_arguments(wrapper or cls, arguments, *((cls,) if wrapper else ()))
+        _check_arguments([wrapper, cls] if wrapper else [cls], arguments)
     arguments.setdefault("name", call.name)
-    return cls, arguments
+    return cls, {**_taken_by(cls, of_data), **arguments}
 
 
-def _build(call: Call, weight: float, num_classes: int | None) -> Objective:
-    cls, arguments = _read(call)
+def _taken_by(cls: type, of_data: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the data that a class takes."""
+    names = inspect.signature(cls).parameters
+    return {name: value for name, value in of_data.items() if name in names}
+
+
+def _build(
+    call: Call, weight: float, num_classes: int | None, of_data: dict[str, Any]
+) -> Objective:
+    cls, arguments = _read(call, of_data)
     with _errors_within(call.name, arguments["name"]):
         if (
             num_classes is None
@@ -144,9 +154,9 @@ def _wrapper(cls: type) -> type | None:
 
 
 def _wrap(cls: type, arguments: dict, weight: float, num_classes: int | None) -> Objective:
-    own = set(inspect.signature(cls).parameters)
-    loss = cls(**{key: value for key, value in arguments.items() if key in own})
-    extra = {key: value for key, value in arguments.items() if key not in own}
+    names = set(inspect.signature(cls).parameters)
+    loss = cls(**{key: value for key, value in arguments.items() if key in names})
+    extra = {key: value for key, value in arguments.items() if key not in names}
     extra.update(weight=weight, name=arguments["name"])
     if not issubclass(cls, ClassSimilarityLoss):
         return MetricLoss(loss, **extra)
@@ -158,38 +168,47 @@ def _wrap(cls: type, arguments: dict, weight: float, num_classes: int | None) ->
 _COMPONENTS = {"mining": "miner", "positives": "relation", "distance": "distance"}
 
 
-def _check_arguments(cls: type, arguments: dict, *others: type) -> None:
-    accepted = set(inspect.signature(cls).parameters)
-    for other in others:
-        accepted |= set(inspect.signature(other).parameters)
+def _check_arguments(classes: list[type], arguments: dict) -> None:
+    """Refuse arguments that none of the classes takes, of an objective or of its wrapper and its
+    loss."""
+    accepted: set[str] = set()
+    for cls in classes:
+        accepted.update(inspect.signature(cls).parameters)
     accepted -= {"weight", "kwargs", "name", "num_classes"}
-    if cls in _WRAPPERS:
+    if classes[0] in _WRAPPERS:
         accepted.discard("loss")
     for key in arguments:
         if key not in accepted | {"name", "num_classes"}:
             raise ValueError(f"no argument {key!r}; it has {', '.join(sorted(accepted))}")
 
 
-def _argument(key: str, value: Any) -> Any:
+def _argument(key: str, value: Any, of_data: dict[str, Any]) -> Any:
     """Make the kernels, losses and miners in an argument, such as
     `horde(loss=contrastive(margin=0.5))`."""
     if isinstance(value, list):
-        return [_argument(key, item) for item in value]
+        return [_argument(key, item, of_data) for item in value]
     if isinstance(value, str) and key in ("loss", "kernels", "positives"):
         value = Call(value)  # bare names of miners are known to the losses
     if not isinstance(value, Call):
         return value
     if key in _COMPONENTS:
-        cls = find(_COMPONENTS[key], value.name)
-    else:
-        inner = {
-            name: cls
-            for name, cls in registered("loss").items()
-            if issubclass(cls, keras.losses.Loss)
+        # A word of a miner, such as `positives=hard`, names no relation.
+        arguments = {
+            name: item if isinstance(item, str) else _argument(name, item, of_data)
+            for name, item in value.arguments.items()
         }
-        classes = {**registered("kernel"), **inner}
-        check_choice("name", value.name, sorted(classes))
-        cls = classes[value.name]
-    with _errors_within(value.name):
-        arguments = {name: _argument(name, item) for name, item in value.arguments.items()}
+        return _made(find(_COMPONENTS[key], value.name), value, arguments)
+    inner = {
+        name: cls for name, cls in registered("loss").items() if issubclass(cls, keras.losses.Loss)
+    }
+    classes = {**registered("kernel"), **inner}
+    check_choice("name", value.name, sorted(classes))
+    arguments = {name: _argument(name, item, of_data) for name, item in value.arguments.items()}
+    cls = classes[value.name]
+    return _made(cls, value, {**_taken_by(cls, of_data), **arguments})
+
+
+def _made(cls: Any, call: Call, arguments: dict[str, Any]) -> Any:
+    """Return the object of a class; a function as it is."""
+    with _errors_within(call.name):
         return cls(**arguments) if inspect.isclass(cls) else cls
