@@ -114,7 +114,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         values = self._value_and_slope(grid, weights)[0]
         changes, zeros = _secant_zeros(grid, values)
         cell = ops.argmin(ops.where(changes, ops.abs(zeros - initial), float("inf")))
-        found = ops.any(changes)
+        exists = ops.any(changes)
 
         def step(*state):
             return self._newton_step(weights, *state)
@@ -123,9 +123,9 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         left, zero = ops.take(values[:-1], cell), ops.take(zeros, cell)
         begin = (ops.zeros((), "int32"), low, high, left, zero, ops.ones(()))
         x = ops.while_loop(_is_unfinished, step, begin)[4]
-        return ops.stop_gradient(ops.where(found, x, initial)), found
+        return ops.stop_gradient(ops.where(exists, x, initial)), exists
 
-    def _newton_step(self, weights, count, low, high, left, x, moved):
+    def _newton_step(self, weights, count, low, high, left, x, change):
         """Return the state of `find_root` after one more step.
 
         Args:
@@ -135,7 +135,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
             high: Where it ends.
             left: V at its first beginning, whose sign V has on the left of the root.
             x: The estimate of the root.
-            moved: How far the last step went.
+            change: How far the last step went.
         """
         values, slopes = self._value_and_slope(ops.reshape(x, (1,)), weights)
         value, slope = values[0], slopes[0]
@@ -206,5 +206,5 @@ def _secant_zeros(grid, values):
     return changes, grid[:-1] + share * (grid[1:] - grid[:-1])
 
 
-def _is_unfinished(count, low, high, left, x, moved):
-    return ops.logical_and(count < _MAX_STEPS, moved > _PRECISION)
+def _is_unfinished(count, low, high, left, x, change):
+    return ops.logical_and(count < _MAX_STEPS, change > _PRECISION)

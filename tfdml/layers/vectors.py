@@ -160,13 +160,13 @@ def _draw_of_runs(draws, size, num_absent, count):
         num_absent: How many such classes there are.
         count: How many of the results the batch's own classes take: the first ones.
     """
-    rest, runs = ops.maximum(num_absent, 1), ops.maximum(size - count, 1)
+    num_classes, num_runs = ops.maximum(num_absent, 1), ops.maximum(size - count, 1)
     run = ops.arange(size, dtype="int32") - count
-    length = rest // runs + ops.cast(run < rest % runs, "int32")
-    start = run * (rest // runs) + ops.minimum(run, rest % runs)
+    length = num_classes // num_runs + ops.cast(run < num_classes % num_runs, "int32")
+    start = run * (num_classes // num_runs) + ops.minimum(run, num_classes % num_runs)
     within = ops.minimum(ops.cast(draws[:-1] * ops.cast(length, "float32"), "int32"), length - 1)
-    shift = ops.cast(draws[-1] * ops.cast(rest, "float32"), "int32")
-    return (start + within + shift) % rest
+    shift = ops.cast(draws[-1] * ops.cast(num_classes, "float32"), "int32")
+    return (start + within + shift) % num_classes
 
 
 # Up to this many vectors or dimensions, whichever are fewer, the exact decomposition takes seconds.

@@ -245,7 +245,7 @@ def nan_if_any(x, axis=None):
     return ops.where(ops.any(ops.isnan(x), axis=axis), float("nan"), 0.0)
 
 
-def check_rank(name, tensor, rank, what):
+def check_rank(name, tensor, rank, expected):
     """Raise a `ValueError` that names the loss if `tensor` does not have this rank."""
     if len(tensor.shape) != rank:
-        raise ValueError(f"{name}: expected {what}, got shape {tuple(tensor.shape)}")
+        raise ValueError(f"{name}: expected {expected}, got shape {tuple(tensor.shape)}")

@@ -88,16 +88,15 @@ class ClassSimilarityLoss(LabeledLoss):
         """One value per image: (B, C), (B, C) -> (B,); `target_mask` is true at each image's own
         class."""
         logits = self.logits(similarities, target_mask)
-        # softplus(log sum of the others - own) keeps its digits where the softmax is all but sure.
-        others = pairwise.masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
-        own = pairwise.masked_sum(logits, target_mask, axis=1)
-        values = ops.softplus(others - own)
+        # softplus(log sum of the others - target) keeps its digits where the softmax is all but
+        # sure.
+        log_sums = pairwise.masked_logsumexp(logits, ops.logical_not(target_mask), axis=1)
+        target_logits = pairwise.masked_sum(logits, target_mask, axis=1)
+        values = ops.softplus(log_sums - target_logits)
+        if not self.label_smoothing:
+            return values
         # The cross-entropy with (1 - e) of the target at the own class and e / C at each.
-        return (
-            values + self.label_smoothing * (own - ops.mean(logits, axis=1))
-            if self.label_smoothing
-            else values
-        )
+        return values + self.label_smoothing * (target_logits - ops.mean(logits, axis=1))
 
     def logits(self, similarities, target_mask):
         """Return the logits (B, C); `target_mask` is true at each image's own class."""
@@ -202,9 +201,9 @@ class ArcFaceLoss(NormSoftmaxLoss):
 
     def logits(self, similarities, target_mask):
         """Return the logits (B, C): the margin is added to the angle of the own class."""
-        own = ops.clip(pairwise.masked_sum(similarities, target_mask, axis=1), -1.0, 1.0)
-        beyond = own - self.margin * math.sin(self.margin)
-        with_margin = ops.where(own > -math.cos(self.margin), self.shifted(own), beyond)
+        cosines = ops.clip(pairwise.masked_sum(similarities, target_mask, axis=1), -1.0, 1.0)
+        beyond = cosines - self.margin * math.sin(self.margin)
+        with_margin = ops.where(cosines > -math.cos(self.margin), self.shifted(cosines), beyond)
         return self.scale * ops.where(target_mask, with_margin[:, None], similarities)
 
     def shifted(self, cosines):
@@ -337,11 +336,10 @@ class ProxyNCALoss(ClassSimilarityLoss):
     def class_losses(self, similarities, target_mask):
         """One value per image; 0 where there is no other class."""
         logits = self.scale * similarities
-        others = ops.logical_not(target_mask)
-        values = pairwise.masked_logsumexp(logits, others, axis=1) - pairwise.masked_sum(
-            logits, target_mask, axis=1
-        )
-        return ops.where(ops.any(others, axis=1), values, 0.0)
+        is_other_class = ops.logical_not(target_mask)
+        log_sums = pairwise.masked_logsumexp(logits, is_other_class, axis=1)
+        values = log_sums - pairwise.masked_sum(logits, target_mask, axis=1)
+        return ops.where(ops.any(is_other_class, axis=1), values, 0.0)
 
 
 @register("loss")

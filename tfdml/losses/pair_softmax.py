@@ -460,8 +460,8 @@ class GeneralizedLiftedStructureLoss(PairLoss):
         positives, negatives = pairs.positives, pairs.negatives
         pull = pairwise.masked_logsumexp(distances - self.positive_margin, positives, axis=1)
         push = pairwise.masked_logsumexp(self.margin - distances, negatives, axis=1)
-        counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-        return self.over_pairs(pairs, ops.relu(pull + push)[:, None], counted[:, None])
+        has_both = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
+        return self.over_pairs(pairs, ops.relu(pull + push)[:, None], has_both[:, None])
 
 
 @register("loss")
@@ -510,8 +510,8 @@ class CircleLoss(CosinePairLoss):
             pairwise.masked_logsumexp(pull, positives, axis=1)
             + pairwise.masked_logsumexp(push, negatives, axis=1)
         )
-        counted = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
-        return self.over_pairs(pairs, values[:, None], counted[:, None])
+        has_both = ops.logical_and(ops.any(positives, axis=1), ops.any(negatives, axis=1))
+        return self.over_pairs(pairs, values[:, None], has_both[:, None])
 
 
 @register("loss", alias="supcon")

@@ -200,9 +200,9 @@ class Jaccard(Relation):
     def __call__(self, a, b):
         """Compute the overlaps: (N, L), (M, L) -> (N, M) float32; 0 of two empty sets."""
         a, b = ops.cast(a > 0, "float32"), ops.cast(b > 0, "float32")
-        both = ops.matmul(a, ops.transpose(b))
-        either = ops.sum(a, axis=1)[:, None] + ops.sum(b, axis=1)[None, :] - both
-        return both / ops.maximum(either, 1.0)
+        intersections = ops.matmul(a, ops.transpose(b))
+        unions = ops.sum(a, axis=1)[:, None] + ops.sum(b, axis=1)[None, :] - intersections
+        return intersections / ops.maximum(unions, 1.0)
 
 
 @register("relation")
@@ -233,14 +233,15 @@ class GivenPairs(Relation):
         self.threshold = number("threshold", threshold)
         rows = _checked_pairs(pairs)
         # By both ends, once each: the partners of an image follow one another, in ascending order.
-        both = np.unique(np.concatenate([rows, rows[:, [1, 0, 2]]]), axis=0)
-        _refuse_two_similarities(both)
-        self.pairs = both[both[:, 0] <= both[:, 1]]
-        self._ids, starts = np.unique(both[:, 0].astype(np.int32), return_index=True)
+        ordered_pairs = np.unique(np.concatenate([rows, rows[:, [1, 0, 2]]]), axis=0)
+        _refuse_two_similarities(ordered_pairs)
+        images, partners, similarities = ordered_pairs.T
+        self.pairs = ordered_pairs[images <= partners]
+        self._ids, starts = np.unique(images.astype(np.int32), return_index=True)
         # The last entries are those of an image without any pair.
-        self._starts = np.append(starts, [len(both)] * 2).astype(np.int32)
-        self._partners = np.append(both[:, 1], -1).astype(np.int32)
-        self._similarities = np.append(both[:, 2], np.nan).astype(np.float32)
+        self._starts = np.append(starts, [len(ordered_pairs)] * 2).astype(np.int32)
+        self._partners = np.append(partners, -1).astype(np.int32)
+        self._similarities = np.append(similarities, np.nan).astype(np.float32)
 
     def __call__(self, a, b):
         """Look the pairs up: (N, 1), (M, 1) ids -> (N, M) float32, NaN where a pair is not
@@ -255,8 +256,8 @@ class GivenPairs(Relation):
             middle = (low + high) // 2
             before = ops.logical_and(low < high, ops.take(self._partners, middle) < b[None, :])
             low, high = ops.where(before, middle + 1, low), ops.where(before, high, middle)
-        found = ops.logical_and(low < end, ops.take(self._partners, low) == b[None, :])
-        return ops.where(found, ops.take(self._similarities, low), float("nan"))
+        is_listed = ops.logical_and(low < end, ops.take(self._partners, low) == b[None, :])
+        return ops.where(is_listed, ops.take(self._similarities, low), float("nan"))
 
 
 def _checked_pairs(pairs):
@@ -276,9 +277,9 @@ def _checked_pairs(pairs):
 
 def _refuse_two_similarities(ordered_pairs):
     same_ids = (ordered_pairs[1:, :2] == ordered_pairs[:-1, :2]).all(axis=1)
-    twice = np.flatnonzero(same_ids)
-    if len(twice):
-        a, b, similarity = ordered_pairs[twice[0]]
+    duplicates = np.flatnonzero(same_ids)
+    if len(duplicates):
+        a, b, similarity = ordered_pairs[duplicates[0]]
         raise ValueError(
             f"the pair of {a:.0f} and {b:.0f} has two similarities, {similarity:g} and others"
         )

@@ -44,8 +44,8 @@ def semi_hard_negatives(pairs):
     order = ops.argsort(ops.concatenate([others_last, distances], axis=1), axis=1)
     is_negative = ops.concatenate([negatives, ops.zeros_like(negatives)], axis=1)
     seen = ops.cumsum(ops.cast(ops.take_along_axis(is_negative, order, axis=1), "int32"), axis=1)
-    place = ops.argsort(order, axis=1)[:, size:]
-    not_further = ops.take_along_axis(seen, place, axis=1)
+    ranks = ops.argsort(order, axis=1)[:, size:]
+    not_further = ops.take_along_axis(seen, ranks, axis=1)
     last = ops.maximum(ops.sum(ops.cast(negatives, "int32"), axis=1, keepdims=True) - 1, 0)
     return ops.take_along_axis(by_distance, ops.minimum(not_further, last), axis=1)
 
@@ -228,10 +228,10 @@ class BatchEasyHardMiner(Miner):
                 chosen_negatives = _chosen(distances, negatives, self.negatives, furthest="easy")
         if "all" in (self.positives, self.negatives):
             return pairs.keep(chosen_positives, chosen_negatives)
-        both = ops.logical_and(ops.any(chosen_positives, 1), ops.any(chosen_negatives, 1))[:, None]
-        return pairs.keep(
-            ops.logical_and(chosen_positives, both), ops.logical_and(chosen_negatives, both)
-        )
+        has_both = ops.logical_and(ops.any(chosen_positives, 1), ops.any(chosen_negatives, 1))
+        positives = ops.logical_and(chosen_positives, has_both[:, None])
+        negatives = ops.logical_and(chosen_negatives, has_both[:, None])
+        return pairs.keep(positives, negatives)
 
 
 @register("miner")
@@ -354,20 +354,21 @@ class AngularMiner(Miner):
             index = ops.argmax(chosen, axis=1)
             if pairs.square:
                 return ops.take(squared, index, axis=0)
-            itself = index[:, None] == ops.arange(ops.shape(squared)[1], dtype=index.dtype)[None, :]
+            columns = ops.arange(ops.shape(squared)[1], dtype=index.dtype)
+            is_positive = index[:, None] == columns[None, :]
             return pairwise.squared_distances(
-                ops.take(pairs.references, index, axis=0), pairs.references, itself
+                ops.take(pairs.references, index, axis=0), pairs.references, is_positive
             )
 
-        def with_positive(kept, chosen):
-            kept_positives, kept_negatives = kept
+        def with_positive(masks, chosen):
+            positives, negatives = masks
             exists = ops.any(chosen, axis=1, keepdims=True)
             to_positive = ops.sum(ops.where(chosen, squared, 0.0), axis=1, keepdims=True)
             # tan(angle)^2 < |a - p|^2 / (4 |n - c|^2), freed of its denominators.
             wide = to_positive > 2.0 * sine * (squared + from_positive(chosen))
             wide = ops.logical_and(ops.logical_and(pairs.negatives, exists), wide)
-            found = ops.logical_and(chosen, ops.any(wide, axis=1, keepdims=True))
-            return ops.logical_or(kept_positives, found), ops.logical_or(kept_negatives, wide)
+            is_seen = ops.logical_and(chosen, ops.any(wide, axis=1, keepdims=True))
+            return ops.logical_or(positives, is_seen), ops.logical_or(negatives, wide)
 
         none = ops.zeros_like(pairs.positives)
         return pairs.keep(
@@ -422,9 +423,9 @@ class HardAwareMiner(Miner):
         # bits.
         share = Fraction(self.fraction).limit_denominator(_LARGEST_DENOMINATOR)
         count = ops.sum(ops.cast(mask, "int32"))
-        whole, rest = count // share.denominator, count % share.denominator
-        kept = whole * share.numerator - (-rest * share.numerator) // share.denominator
+        whole, remainder = count // share.denominator, count % share.denominator
+        size = whole * share.numerator - (-remainder * share.numerator) // share.denominator
         flat = ops.reshape(ops.where(mask, values, float("inf")), (-1,))
         # One more, so that a batch without images has a last value too.
         ascending = ops.sort(ops.pad(flat, ((0, 1),), constant_values=float("inf")))
-        return ops.logical_and(mask, values <= ops.take(ascending, ops.maximum(kept - 1, 0)))
+        return ops.logical_and(mask, values <= ops.take(ascending, ops.maximum(size - 1, 0)))

@@ -168,20 +168,20 @@ class Chunks:
         if tf.executing_eagerly():
             parts = []
             for first in range(0, total, size):
-                found, carried = step(lambda x, first=first: x[first : first + size], carried)
-                parts.append(found)
+                part, carried = step(lambda x, first=first: x[first : first + size], carried)
+                parts.append(part)
             return carried, _concatenated(parts)
         if total is None:
             count = (self.count + size - 1) // size
             return _loop(step, carried, outputs, count, lambda x, i: x[i * size : (i + 1) * size])
         # Chunks of a known size are what XLA takes; the rest of the images is one by itself.
-        carried, found = _loop(
+        carried, part = _loop(
             step, carried, outputs, total // size, lambda x, i: take_rows(x, i * size, size)
         )
         if total % size:
             last, carried = step(lambda x: x[total - total % size :], carried)
-            found = _concatenated([found, last])
-        return carried, found
+            part = _concatenated([part, last])
+        return carried, part
 
 
 def _concatenated(parts: Sequence[dict]) -> dict:
@@ -309,10 +309,10 @@ def _loop(step: Callable[..., Any], carried: list, outputs: dict, count, take) -
     """`step` for chunks 0 .. count - 1 in a graph."""
 
     def body(i, arrays, carried):
-        found, carried = step(lambda x: take(x, i), carried)
+        part, carried = step(lambda x: take(x, i), carried)
         return (
             i + 1,
-            {name: array.write(i, found[name]) for name, array in arrays.items()},
+            {name: array.write(i, part[name]) for name, array in arrays.items()},
             list(carried),
         )
 

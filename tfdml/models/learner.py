@@ -422,15 +422,15 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
             >>> learner.compile("adam")
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """
-        chosen = self.objectives if objectives is None else objectives
-        chosen = [objective for objective in chosen if objective.adapts_to]
-        if not chosen:
+        objectives = self.objectives if objectives is None else objectives
+        objectives = [objective for objective in objectives if objective.adapts_to]
+        if not objectives:
             return
         if not self.built:
             self.build(self.view_shape)
-        names = sorted({str(objective.adapts_to) for objective in chosen})
+        names = sorted({str(objective.adapts_to) for objective in objectives})
         features, labels = represent_batches(self, names, batches)
-        for objective in chosen:
+        for objective in objectives:
             objective.adapt(features[str(objective.adapts_to)], labels)
 
     def fit(self, x=None, y=None, *args, **kwargs):

@@ -275,21 +275,21 @@ class CurricularFace(ProxyLoss):
     def update(self, representations, labels):
         """Move t toward the mean cosine of the images of all replicas to their own proxies."""
         similarities = ops.stop_gradient(representations["class"])
-        own = target_mask(labels, ops.shape(similarities)[1])
+        mask = target_mask(labels, ops.shape(similarities)[1])
         # Of (sum, count), as replicas may hold unequal numbers of images.
-        parts = ops.stack([pairwise.masked_sum(similarities, own), pairwise.masked_count(own)])
+        parts = ops.stack([pairwise.masked_sum(similarities, mask), pairwise.masked_count(mask)])
         total, count = ops.unstack(ops.sum(replicas.gather(parts[None, :]), axis=0), 2)
-        moved = (1.0 - self.momentum) * self.t + self.momentum * total / ops.maximum(count, 1.0)
-        self.t.assign(ops.where(count > 0, moved, self.t))
+        average = (1.0 - self.momentum) * self.t + self.momentum * total / ops.maximum(count, 1.0)
+        self.t.assign(ops.where(count > 0, average, self.t))
 
     def image_values(self, representations, labels):
         """One value per image, with t as it is."""
         similarities = representations["class"]
         mask = target_mask(labels, ops.shape(similarities)[1])
         logits = self.loss.logits(similarities, mask)
-        own = ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
+        cosines = ops.clip(pairwise.masked_sum(similarities, mask, axis=1), -1.0, 1.0)
         # What is hard is judged by cos(theta_y + m) even beyond pi, as in the authors' code.
-        threshold = ops.stop_gradient(self.loss.shifted(own))
+        threshold = ops.stop_gradient(self.loss.shifted(cosines))
         hard = ops.logical_and(ops.logical_not(mask), similarities > threshold[:, None])
         reweighed = (
             self.loss.scale
@@ -377,16 +377,18 @@ class SphereFace2(ProxyLoss):
         e^b, with a_y and a_j = r (g(0) -+ m).
         """
         at_zero = 2.0 * 0.5**self.adjustment - 1.0
-        own, other = self.scale * (at_zero - self.margin), self.scale * (at_zero + self.margin)
+        positive = self.scale * (at_zero - self.margin)
+        negative = self.scale * (at_zero + self.margin)
         if self.num_classes == 1:
-            return -own
-        others = max(self.sample * self.num_classes - 1, 1)
-        ratio = self.balance / ((1.0 - self.balance) * others)
-        root = math.hypot(1.0 - ratio, 2.0 * math.sqrt(ratio) * math.exp((own - other) / 2.0))
+            return -positive
+        num_negatives = max(self.sample * self.num_classes - 1, 1)
+        ratio = self.balance / ((1.0 - self.balance) * num_negatives)
+        gap = math.exp((positive - negative) / 2.0)
+        root = math.hypot(1.0 - ratio, 2.0 * math.sqrt(ratio) * gap)
         # Each form without the difference of nearly equal numbers.
         if ratio > 1.0:
-            return math.log((ratio - 1.0 + root) / 2.0) - own
-        return math.log(2.0 * ratio / (1.0 - ratio + root)) - other
+            return math.log((ratio - 1.0 + root) / 2.0) - positive
+        return math.log(2.0 * ratio / (1.0 - ratio + root)) - negative
 
     def image_values(self, representations, labels):
         """One value per image."""

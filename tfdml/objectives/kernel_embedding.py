@@ -121,8 +121,9 @@ class JointKernelObjective(Objective):
         # A factor that is all but 0 bounds nothing; exp() of its pair must not overflow all the
         # same.
         logarithm = exponent + ops.log(ops.maximum(ops.abs(product), 1e-30))
-        counted = logarithm if mask is None else ops.where(mask, logarithm, -float("inf"))
-        excess = ops.stop_gradient(ops.max(counted, initial=_MAX_EXPONENT) - _MAX_EXPONENT)
+        if mask is not None:
+            logarithm = ops.where(mask, logarithm, -float("inf"))
+        excess = ops.stop_gradient(ops.max(logarithm, initial=_MAX_EXPONENT) - _MAX_EXPONENT)
         return product * ops.exp(ops.minimum(exponent - excess, _MAX_EXPONENT + 15.0))
 
     def between(self, gram, labels):

@@ -134,9 +134,10 @@ class CrossBatchMemory(Objective):
     def compute_pairs(self, pairs):
         """Compute the loss over the pairs of the batch's images with the batch and the memory."""
         batch = pairs[self.representation]
-        kept = ops.concatenate([self.kept(batch.labels, batch.references), self._there()], axis=0)
+        kept = self.kept(batch.labels, batch.references)
+        mask = ops.concatenate([kept, self._is_filled()], axis=0)
         return self.loss.of_pairs(
-            batch.with_memory(self.memory, self.memory_labels).keep_images(kept)
+            batch.with_memory(self.memory, self.memory_labels).keep_images(mask)
         )
 
     def kept(self, labels, x):
@@ -145,17 +146,17 @@ class CrossBatchMemory(Objective):
 
     def remember(self, representations, labels):
         """Put the batch into the memory, in the place of the oldest."""
-        known = self.filled + ops.shape(labels)[0]
+        count = self.filled + ops.shape(labels)[0]
         labels, x = self._with_batch(
             labels, ops.stop_gradient(representations[self.representation])
         )
-        self._memorize(labels[-self.size :], x[-self.size :], known)
+        self._memorize(labels[-self.size :], x[-self.size :], count)
 
-    def _memorize(self, labels, x, known):
-        """Let the memory be these `size` vectors, the last `known` of them of images."""
+    def _memorize(self, labels, x, count):
+        """Let the memory be these `size` vectors, the last `count` of them of images."""
         self.memory.assign(ops.reshape(x, self.memory.shape))
         self.memory_labels.assign(ops.reshape(labels, self.memory_labels.shape))
-        self.filled.assign(ops.where(self.steps < self.start, 0, ops.minimum(known, self.size)))
+        self.filled.assign(ops.where(self.steps < self.start, 0, ops.minimum(count, self.size)))
         # Counted no further than is asked, so that it never overflows.
         self.steps.assign(ops.minimum(self.steps + 1, self.start))
 
@@ -164,7 +165,7 @@ class CrossBatchMemory(Objective):
         for variable in self.non_trainable_weights:
             variable.assign(ops.zeros_like(variable))
 
-    def _there(self):
+    def _is_filled(self):
         """(size,) boolean: what of the memory is filled."""
         return ops.arange(self.size) >= self.size - self.filled
 
@@ -227,7 +228,6 @@ class Prism(CrossBatchMemory):
     """
 
     observes = ("kept",)
-    takes_label_sets = False  # it knows classes by their means
     fixed = ("label_columns",)
 
     def __init__(
@@ -265,23 +265,22 @@ class Prism(CrossBatchMemory):
 
     def clean_probabilities(self, labels, x):
         """P of each image, (B,) float32: 1 where the memory holds none of its class."""
-        there = ops.cast(self._there(), "float32")
+        filled = ops.cast(self._is_filled(), "float32")
         index = ops.convert_to_tensor(self.memory_labels)
         # What is of none of the classes is in no sum.
         index = ops.cast(
             ops.where(ops.logical_and(index >= 0, index < self.num_classes), index, -1), "int32"
         )
-        unit = pairwise.l2_normalize(self.memory) * there[:, None]
+        unit = pairwise.l2_normalize(self.memory) * filled[:, None]
         sums = ops.segment_sum(unit, index, self.num_classes)
-        counts = ops.segment_sum(there, index, self.num_classes)
-        held = counts > 0
-        means = sums / ops.where(held, counts, 1.0)[:, None]
+        counts = ops.segment_sum(filled, index, self.num_classes)
+        has_mean = counts > 0
+        means = sums / ops.where(has_mean, counts, 1.0)[:, None]
         similarities = pairwise.dot_products(pairwise.l2_normalize(ops.stop_gradient(x)), means)
-        logits = ops.where(held[None, :], similarities, -1e30)
-        own = ops.logical_and(target_mask(labels, self.num_classes), held[None, :])
-        return ops.where(
-            ops.any(own, axis=1), pairwise.masked_sum(ops.softmax(logits, axis=1), own, axis=1), 1.0
-        )
+        logits = ops.where(has_mean[None, :], similarities, -1e30)
+        targets = ops.logical_and(target_mask(labels, self.num_classes), has_mean[None, :])
+        probabilities = pairwise.masked_sum(ops.softmax(logits, axis=1), targets, axis=1)
+        return ops.where(ops.any(targets, axis=1), probabilities, 1.0)
 
     def compute_pairs(self, pairs):
         """Compute the loss over the pairs of the images that count, with the memory or by
@@ -294,28 +293,32 @@ class Prism(CrossBatchMemory):
     def update(self, representations, labels):
         """Take the batch's Q into the window; where the window's mean would leave no image, Q
         alone."""
-        likely = self.clean_probabilities(labels, representations[self.representation])
-        dropped = share_of(self.noise_rate, ops.shape(likely)[0])
-        own = _ascending(likely)[ops.maximum(dropped - 1, 0)]
-        moved = ops.concatenate([self.thresholds[1:], own[None]], axis=0)
-        known = ops.minimum(self.known + 1, self.window)
-        some = ops.any(likely > self._mean(moved, known))
+        probabilities = self.clean_probabilities(labels, representations[self.representation])
+        num_dropped = share_of(self.noise_rate, ops.shape(probabilities)[0])
+        quantile = _ascending(probabilities)[ops.maximum(num_dropped - 1, 0)]
+        thresholds = ops.concatenate([self.thresholds[1:], quantile[None]], axis=0)
+        count = ops.minimum(self.known + 1, self.window)
+        leaves_any = ops.any(probabilities > self._mean(thresholds, count))
         # Q says nothing where so small a batch drops no image, or where it is of classes that
         # nothing is known of.
-        says = ops.logical_and(dropped > 0, own < 1)
-        self.thresholds.assign(ops.where(says, moved, self.thresholds))
-        self.known.assign(ops.where(says, ops.where(some, known, 1), self.known))
+        is_informative = ops.logical_and(num_dropped > 0, quantile < 1)
+        self.thresholds.assign(ops.where(is_informative, thresholds, self.thresholds))
+        count = ops.where(leaves_any, count, 1)
+        self.known.assign(ops.where(is_informative, count, self.known))
 
     def kept(self, labels, x):
         """(B,) boolean: the images of a batch that count."""
-        likely = self.clean_probabilities(labels, x)
-        above = likely > self._mean(self.thresholds, self.known)
+        probabilities = self.clean_probabilities(labels, x)
+        above = probabilities > self._mean(self.thresholds, self.known)
         by_window = ops.logical_and(self.known > 0, ops.any(above))
-        lowest = _ascending(likely)[share_of(self.noise_rate, ops.shape(likely)[0])]
-        return ops.logical_or(ops.where(by_window, above, likely >= lowest), likely >= 1)
+        num_dropped = share_of(self.noise_rate, ops.shape(probabilities)[0])
+        lowest = _ascending(probabilities)[num_dropped]
+        kept = ops.where(by_window, above, probabilities >= lowest)
+        return ops.logical_or(kept, probabilities >= 1)
 
-    def _mean(self, thresholds, known):
-        newest = ops.arange(self.window) >= self.window - known
+    def _mean(self, thresholds, count):
+        """Return the mean of the newest of the thresholds."""
+        newest = ops.arange(self.window) >= self.window - count
         return pairwise.masked_mean(ops.convert_to_tensor(thresholds), newest)
 
     def remember(self, representations, labels):
@@ -323,14 +326,13 @@ class Prism(CrossBatchMemory):
         x = ops.stop_gradient(representations[self.representation])
         kept = self.kept(labels, x)
         labels, x = self._with_batch(labels, x)
-        there = ops.concatenate([self._there(), kept], axis=0)
-        # Those that are there stand last, as old as they are.
-        places = ops.arange(ops.shape(there)[0])
-        order = ops.argsort(places + ops.cast(there, places.dtype) * ops.shape(there)[0])[
-            -self.size :
-        ]
-        known = self.filled + ops.sum(ops.cast(kept, "int32"))
-        self._memorize(ops.take(labels, order, axis=0), ops.take(x, order, axis=0), known)
+        mask = ops.concatenate([self._is_filled(), kept], axis=0)
+        # Images stand last, the newest at the end.
+        num_rows = ops.shape(mask)[0]
+        rows = ops.arange(num_rows)
+        newest = ops.argsort(rows + ops.cast(mask, rows.dtype) * num_rows)[-self.size :]
+        count = self.filled + ops.sum(ops.cast(kept, "int32"))
+        self._memorize(ops.take(labels, newest, axis=0), ops.take(x, newest, axis=0), count)
 
     def observe(self, pairs):
         """Count the anchors whose images count."""

@@ -150,10 +150,10 @@ class DensityAdaptivity(ReducedObjective):
             return True
         return self.built and bool(ops.convert_to_numpy(self.measured_density).any())
 
-    def _check_reference(self, given):
-        if given is None:
+    def _check_reference(self, densities):
+        if densities is None:
             return None
-        reference = np.asarray(given, np.float32)
+        reference = np.asarray(densities, np.float32)
         if reference.shape != (self.num_classes,) or not np.all(
             np.isfinite(reference) & (reference >= 0)
         ):
@@ -172,11 +172,11 @@ class DensityAdaptivity(ReducedObjective):
             initializer=keras.initializers.Constant(self.initial_target),
         )
         if self.constraint:
-            known = 0.0 if self.reference_density is None else self.reference_density
+            start = 0.0 if self.reference_density is None else self.reference_density
             self.measured_density = self.add_weight(
                 name="measured_density",
                 shape=(self.num_classes,),
-                initializer=keras.initializers.Constant(known),
+                initializer=keras.initializers.Constant(start),
                 trainable=False,
             )
 
@@ -201,11 +201,12 @@ class DensityAdaptivity(ReducedObjective):
     def ratios(self):
         """R^eta, (num_classes,); 0 where no reference density is known."""
         reference = ops.convert_to_tensor(self.measured_density)
-        known = reference > 0
+        is_measured = reference > 0
         if self.normalize_reference:
-            mean = pairwise.masked_mean(reference, known)
+            mean = pairwise.masked_mean(reference, is_measured)
             reference = reference / ops.where(mean > 0, mean, 1.0)
-        return ops.where(known, ops.power(ops.where(known, reference, 1.0), self.eta), 0.0)
+        powers = ops.power(ops.where(is_measured, reference, 1.0), self.eta)
+        return ops.where(is_measured, powers, 0.0)
 
     def targets(self):
         """Return the target of every training class, (num_classes,)."""
@@ -235,8 +236,8 @@ class DensityAdaptivity(ReducedObjective):
             batch.of_anchors(x)[:, None] for x in (ratios, targets, counted)
         )
         gaps = ratios[None, :] * own_targets - own_ratios * targets[None, :]
-        both = ops.logical_and(own_counted, counted[None, :])
-        return value + pairwise.masked_sum(ops.square(gaps), both) / (count * count)
+        mask = ops.logical_and(own_counted, counted[None, :])
+        return value + pairwise.masked_sum(ops.square(gaps), mask) / (count * count)
 
     def observe(self, pairs):
         """Compute the sums of D_c and of the targets of the classes whose first image is an
@@ -592,11 +593,10 @@ def means_and_spreads(x, labels):
 
     means = mean_of_class(x)
     # Twice, as the sums of features that share a large offset are rounded.
-    rest = x - means
-    missed = mean_of_class(rest)
-    return means + missed, mean_of_class(ops.sum(ops.square(rest - missed), axis=1, keepdims=True))[
-        :, 0
-    ]
+    deviations = x - means
+    correction = mean_of_class(deviations)
+    squares = ops.sum(ops.square(deviations - correction), axis=1, keepdims=True)
+    return means + correction, mean_of_class(squares)[:, 0]
 
 
 def of_own_class(values, labels):
