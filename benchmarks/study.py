@@ -216,25 +216,29 @@ class MapEmbedder(tfdml.models.Embedder):
     """Stored maps to embeddings: x + U relu(V x) at each position, their mean, and a projection. U
     starts at 0."""
 
-    def __init__(self, embedding_dim=64):
-        inputs = keras.Input(self.view_shape)
+    def __init__(self, embedding_dim=64, size=2):
+        inputs = keras.Input((size, size, CHANNELS))
         hidden = keras.layers.Dense(64, activation="relu")(inputs)
         change = keras.layers.Dense(CHANNELS, kernel_initializer="zeros")(hidden)
         super().__init__(
             keras.Model(inputs, keras.layers.Add()([inputs, change])),
             embedding_dim,
-            image_size=2,
+            image_size=size,
             scaling="none",
         )
 
-    view_shape = (2, 2, CHANNELS)
+    @property
+    def view_shape(self):
+        """The shape of a map."""
+        return (self.image_size, self.image_size, CHANNELS)
 
 
 def learner_of(maps, row, parameters, seed):
     """Return a compiled learner with the first weights of a seed."""
     keras.utils.set_random_seed(seed)
     objectives = row.objectives.format(**parameters)
-    learner = tfdml.models.MetricLearner(MapEmbedder(), objectives, num_classes=maps[1].max() + 1)
+    embedder = MapEmbedder(size=maps[0].shape[1])
+    learner = tfdml.models.MetricLearner(embedder, objectives, num_classes=maps[1].max() + 1)
     learner.compile(
         build_optimizer("adam", learner, RATE, {"objectives": OBJECTIVE_RATE}, weight_decay=1e-4)
     )
@@ -253,7 +257,13 @@ def adapted(learner, maps):
     return learner
 
 
-def courses(maps, row, trials, seeds, checkpoints):
+def mean_metrics(vectors, labels):
+    """Return `METRICS` of embeddings, by name."""
+    values = retrieval_per_query(vectors, labels, metrics=METRICS)
+    return {metric: float(of_queries.mean()) for metric, of_queries in values.items()}
+
+
+def courses(maps, row, trials, seeds, checkpoints, measure=mean_metrics):
     """Train a head with each of the parameters and seeds; yield both, and its metrics and logs
     after some updates.
 
@@ -263,6 +273,7 @@ def courses(maps, row, trials, seeds, checkpoints):
         trials: Its parameters, which differ in their weight alone.
         seeds: Of the first weights and the batches.
         checkpoints: After how many updates it is measured, ascending; the last is the length.
+        measure: From embeddings and their labels to measures by name.
     """
     keras.backend.clear_session()
     train, labels, measured, its_labels = maps
@@ -302,11 +313,11 @@ def courses(maps, row, trials, seeds, checkpoints):
             done = until
             vectors = learner.embedder.predict(measured, batch_size=2000, verbose=0)
             # A run that diverges has nothing.
-            values = dict.fromkeys(METRICS, np.zeros(1))
+            values = dict.fromkeys(METRICS, 0.0)
             if np.isfinite(vectors).all():
-                values = retrieval_per_query(vectors, its_labels, metrics=METRICS)
-            means = {metric: float(of.mean()) for metric, of in values.items()} | logs
-            course[str(until)] = {key: float(f"{value:.4g}") for key, value in means.items()}
+                values = measure(vectors, its_labels)
+            values = {**values, **logs}
+            course[str(until)] = {key: float(f"{value:.4g}") for key, value in values.items()}
         yield parameters, seed, course
 
 
@@ -332,7 +343,9 @@ def run(arguments, results):
             )
 
 
-def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
+def train_missing(
+    results, path, place, maps, row, wanted, seeds, checkpoints, measure=mean_metrics
+):
     """Train the runs that are not among the results, print each, and write it when it has joined
     them.
 
@@ -341,7 +354,7 @@ def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
         path: The file of the results.
         place: The part, the data set and the name of the row.
         wanted: The parameters, each with all seeds.
-        maps, row, seeds, checkpoints: As of `courses`.
+        maps, row, seeds, checkpoints, measure: As of `courses`.
     """
     entries = results.setdefault(place[0], {}).setdefault(place[1], {}).setdefault(place[2], [])
     groups = {}
@@ -360,7 +373,7 @@ def train_missing(results, path, place, maps, row, wanted, seeds, checkpoints):
         ]
         start = time.process_time()
         for parameters, seed, course in (
-            courses(maps, row, left, seeds_left, checkpoints) if left else ()
+            courses(maps, row, left, seeds_left, checkpoints, measure) if left else ()
         ):
             seconds, start = round(time.process_time() - start, 1), time.process_time()
             entries.append(
