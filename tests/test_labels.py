@@ -46,7 +46,9 @@ ENTRANCES = {
     "generalization": lambda y: evaluation.evaluate_generalization(POINTS, y),
     "intervals": lambda y: evaluation.confidence_intervals(HITS, y),
     "neighbors": lambda y: evaluation.KNNClassifier(POINTS, y, k=3).classify(POINTS).labels,
-    "centers": lambda y: evaluation.CentroidClassifier(POINTS, y).classify(POINTS).labels,
+    "means": lambda y: (
+        evaluation.KNNClassifier(POINTS, y, per_class="mean").classify(POINTS).labels
+    ),
     "classification": lambda y: evaluation.evaluate_classification(
         evaluation.KNNClassifier(POINTS, LABELS, k=3), POINTS, y
     ),

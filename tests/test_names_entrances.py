@@ -22,7 +22,6 @@ from tfdml.embeddings import ImageTable
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
 from tfdml.evaluation import (
-    CentroidClassifier,
     KNNClassifier,
     calibrate,
     class_embeddings,
@@ -199,7 +198,6 @@ CLASSES = {
     "RetrievalResults.search class_names": lambda value: of_results(class_names={0: value}),
     "KNNClassifier labels": lambda value: of_classifier(KNNClassifier, value),
     "KNNClassifier.add labels": added,
-    "CentroidClassifier labels": lambda value: of_classifier(CentroidClassifier, value),
     "evaluate_classification labels": lambda value: evaluate_classification(
         KNNClassifier(POINTS, TWO_NAMES), POINTS, tens(value)
     ),

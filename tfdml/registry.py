@@ -30,6 +30,8 @@ KINDS = {
 }
 #: The distances that pairs, searches and galleries know by name.
 DISTANCES = ("euclidean", "sqeuclidean", "cosine", "dot")
+#: What stands for a class of several images: each image, their mean, or the means of its groups.
+PER_CLASS = ("nearest", "mean", "max_of_means")
 #: The environment variable with the modules that the user has named.
 VARIABLE = "TFDML_IMPORT"
 _TABLES: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}

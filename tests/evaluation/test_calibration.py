@@ -6,12 +6,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from tests.retrieval.identities import distances_by_hand, made
 from tfdml.arguments import count_of_share
 from tfdml.errors import UserError
 from tfdml.evaluation import (
+    Calibration,
     KNNClassifier,
     calibrate,
     evaluate_classification,
+    identification,
     identification_rates,
     target_of,
     verification,
@@ -22,6 +25,7 @@ from tfdml.evaluation.calibration import (
     images_of_drawn_classes,
     stored_calibration,
 )
+from tfdml.registry import PER_CLASS
 
 
 def images(seed, num_classes, per_class, dim=8, spread=0.5):
@@ -363,3 +367,61 @@ def test_the_worst_tenth_of_the_classes_is_that_of_each_class_by_hand():
         assert calibration.worst[names[0]] == pytest.approx(false[-3:].mean())
         assert calibration.worst[names[1]] == pytest.approx(true[:3].mean())
         assert "of the worst tenth of the classes" in str(calibration)
+
+
+@pytest.mark.parametrize("rule", PER_CLASS)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_threshold_of_a_rule_is_that_of_searches_by_hand(rule, is_own):
+    """Known and unknown distances, with each image of the gallery left out of its own class."""
+    images, labels, groups = made(classes=8, per_class=4)
+    queries, query_labels, _ = made(1, classes=11, per_class=3)
+    given = {"gallery": images, "gallery_labels": labels}
+    if is_own:
+        queries, query_labels, given = images, labels, {}
+    if rule != "nearest":
+        given["groups"] = groups
+    calibration = calibrate(queries, query_labels, fpir=0.3, per_class=rule, **given)
+    nearest, unknown, is_right = [], [], []
+    for row, (query, label) in enumerate(zip(queries, query_labels, strict=True)):
+        left_out = row if is_own else -1
+        far = distances_by_hand(
+            query.astype(np.float64), images, labels, groups, rule, "euclidean", left_out
+        )
+        if is_own or label >= 8:
+            unknown.append(np.delete(far, label).min() if is_own else far.min())
+        if label < 8:
+            nearest.append(far.min())
+            is_right.append(far.argmin() == label)
+    threshold = calibration.threshold
+    assert calibration.rates["fpir"].mean == np.mean(np.array(unknown) <= threshold)
+    within = np.array(nearest) <= threshold
+    assert calibration.rates["tpir"].mean == np.mean(within & np.array(is_right))
+    # The next unknown query is refused.
+    assert np.sort(unknown)[int(0.3 * len(unknown))] == pytest.approx(threshold, rel=1e-5)
+    assert calibration.basis.per_class == rule
+    sizes = [size for size, _ in calibration.growth]
+    assert (len(images) if rule == "nearest" else 8) in sizes
+    again = Calibration.from_dict(json.loads(json.dumps(calibration.to_dict())))
+    assert again.basis == calibration.basis
+    rates = identification_rates(queries, query_labels, threshold, per_class=rule, **given)
+    assert rates["tpir"].mean == calibration.rates["tpir"].mean
+    measured = identification(queries, query_labels, per_class=rule, **given)
+    assert measured.basis == calibration.basis
+
+
+def test_a_threshold_of_another_rule_is_refused():
+    x, labels = images(0, 20, 6)
+    by_means = calibrate(x, labels, fpir=0.1, per_class="mean")
+    assert by_means.for_searches("euclidean", 20, "mean") is by_means
+    assert "by per_class=mean" in str(by_means)
+    with pytest.raises(UserError, match="of per_class='mean', the search of 'nearest'"):
+        by_means.for_searches("euclidean", 20)
+    with pytest.raises(UserError, match="cannot move"):
+        by_means.moved_to(x, x + 0.1, labels)
+    assert by_means.moved_to(x, x, labels).threshold == by_means.threshold
+    with pytest.raises(UserError, match="goes with fpir="):
+        calibrate(x, labels, far=0.1, per_class="mean")
+    rows = np.roll(np.arange(len(x)), 6)
+    gallery = {"gallery": x, "gallery_labels": labels, "own_rows": rows}
+    with pytest.raises(UserError, match="rows of other classes"):
+        calibrate(x, labels, fpir=0.1, per_class="mean", **gallery)

@@ -6,12 +6,8 @@ from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier, NearestCentroid
 
 from tfdml.errors import UserError
-from tfdml.evaluation import (
-    CentroidClassifier,
-    KNNClassifier,
-    calibrate,
-    evaluate_classification,
-)
+from tfdml.evaluation import KNNClassifier, calibrate, evaluate_classification
+from tfdml.registry import PER_CLASS
 
 
 def blobs(seed, classes, images, spread=0.4, dim=6):
@@ -37,7 +33,9 @@ def test_votes_equal_those_of_scikit_learn(weights, k):
     alone = np.sum(np.isclose(shares, shares.max(axis=1, keepdims=True)), axis=1) == 1
     assert alone.sum() > 30
     np.testing.assert_array_equal(ours.closed[alone], theirs.predict(queries)[alone])
-    centers = CentroidClassifier(gallery, labels, distance="euclidean").classify(queries)
+    centers = KNNClassifier(gallery, labels, distance="euclidean", per_class="mean").classify(
+        queries
+    )
     np.testing.assert_array_equal(
         centers.labels, NearestCentroid().fit(gallery, labels).predict(queries)
     )
@@ -64,13 +62,14 @@ def test_softmax_weights_equal_the_formula():
 def test_a_class_is_added_by_its_images():
     gallery, labels = blobs(0, range(4), 5)
     new, _ = blobs(1, [9], 5)
-    for classifier in (KNNClassifier(gallery, labels), CentroidClassifier(gallery, labels)):
+    for per_class in PER_CLASS:
+        classifier = KNNClassifier(gallery, labels, per_class=per_class)
         assert 9 not in classifier.classify(new).labels
         classifier.add(new[:2], [9, 9])
         # The same as a gallery that has had these rows from the beginning.
-        again = type(classifier)(
-            np.concatenate([gallery, new[:2]]), np.append(labels, [9, 9])
-        ).classify(gallery)
+        images = np.concatenate([gallery, new[:2]])
+        again = KNNClassifier(images, np.append(labels, [9, 9]), per_class=per_class)
+        again = again.classify(gallery)
         for name in ("labels", "distances", "confidences"):
             np.testing.assert_array_equal(
                 getattr(classifier.classify(gallery), name), getattr(again, name)
@@ -111,7 +110,8 @@ def test_beyond_the_threshold_is_unknown():
 def test_a_threshold_from_unknown_queries_keeps_to_their_share():
     gallery, labels = blobs(0, range(4), 5)
     unknown, _ = blobs(2, range(8, 18), 20)
-    for classifier in (KNNClassifier(gallery, labels), CentroidClassifier(gallery, labels)):
+    for per_class in PER_CLASS:
+        classifier = KNNClassifier(gallery, labels, per_class=per_class)
         threshold = classifier.fit_threshold(unknown, fpir=0.1)
         accepted = classifier.classify(unknown).labels != -1
         assert accepted.mean() == 0.1
@@ -182,5 +182,10 @@ def test_a_calibration_goes_with_its_distance_and_with_images():
         KNNClassifier(gallery, np.arange(60), distance="cosine", threshold=calibration)
     with pytest.raises(UserError, match="pairs"):
         KNNClassifier(gallery, np.arange(60), threshold=calibrate(*images, far=0.05))
-    with pytest.raises(UserError, match="use fit_threshold"):
-        CentroidClassifier(gallery, np.arange(60), threshold=calibration)
+    with pytest.raises(UserError, match="of per_class='nearest', the search of 'mean'"):
+        KNNClassifier(gallery, np.arange(60), per_class="mean", threshold=calibration)
+    of_means = calibrate(*images, fpir=0.05, per_class="mean")
+    with pytest.raises(UserError, match="of per_class='mean', the search of 'nearest'"):
+        KNNClassifier(gallery, np.arange(60), threshold=of_means)
+    classifier = KNNClassifier(*images, per_class="mean", threshold=of_means)
+    assert classifier.threshold == of_means.threshold

@@ -1,6 +1,7 @@
 """Retrieval across two views against slow definitions, with ties and several right answers, and
 zero-shot classes."""
 
+import functools
 import math
 
 import numpy as np
@@ -9,7 +10,6 @@ import pytest
 from tests.evaluation.rankings import METRICS, slow
 from tfdml.errors import UserError
 from tfdml.evaluation import (
-    CentroidClassifier,
     KNNClassifier,
     class_embeddings,
     evaluate_views,
@@ -162,7 +162,8 @@ def test_classes_with_one_vector_or_none_are_named(caplog):
 
 def test_every_classifier_names_what_it_cannot_tell_apart(caplog):
     x, names = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 0.0]]), ["a", "b", "c"]
-    for make in (KNNClassifier, CentroidClassifier):
+    for per_class in ("nearest", "mean"):
+        make = functools.partial(KNNClassifier, per_class=per_class)
         twin, zero = warnings_of(lambda make=make: make(x, names, distance="cosine"), caplog)
         assert "'b', which equals 'a'" in twin
         assert "length 0, the first is of class 'c'" in zero

@@ -9,9 +9,19 @@ import pytest
 from lancedb.index import IvfPq
 
 from tests.retrieval.databases import KINDS, psycopg
+from tests.retrieval.identities import distances_by_hand, made
 from tfdml.errors import UserError, redact
-from tfdml.registry import DISTANCES
-from tfdml.retrieval import AddCounts, galleries, nearest_neighbors, open_gallery
+from tfdml.evaluation import KNNClassifier
+from tfdml.registry import DISTANCES, PER_CLASS
+from tfdml.retrieval import (
+    About,
+    AddCounts,
+    MemoryGallery,
+    Rows,
+    galleries,
+    nearest_neighbors,
+    open_gallery,
+)
 from tfdml.retrieval.addresses import parse
 
 # Signs that mean something in SQL, in expressions, in JSON, or to a terminal; and beyond ASCII.
@@ -260,3 +270,64 @@ def test_files_of_something_else_are_refused(tmp_path):
         open_gallery(f"lancedb://{tmp_path / 'file'}") as gallery,
     ):
         gallery.add(["a"], [[1.0]])
+
+
+@pytest.mark.parametrize("rule", PER_CLASS[1:])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_classes_are_those_of_the_rule(kind, databases, distance, rule, monkeypatch):
+    """As a slow search by hand, of rows that are read in several blocks; the same by the gallery of
+    embeddings, and by a classifier."""
+    monkeypatch.setattr(galleries, "LISTED_AT_ONCE", 12)
+    vectors, labels, groups = made()
+    queries = made(1)[0][:7]
+    names = [f"class {label}" for label in labels]
+    ids = [f"row {row:03}" for row in range(len(labels))]
+    with databases.gallery(kind, distance=distance) as gallery:
+        gallery.add(ids, vectors, {"class": names, "path": [f"video {group}" for group in groups]})
+        gallery.add(["of no class"], vectors[:1] + 9)
+        by_groups = gallery.identities(rule, "path")
+        answers = [by_groups.search(queries, k=9)]
+        alone = gallery.identities(rule)
+        assert gallery.class_counts()["class 2"] == 5
+    assert (len(alone), by_groups.about.per_class) == (6, rule)
+    assert by_groups.class_counts() == {f"class {label}": 1 for label in range(6)}
+    columns = {"class": names, "group": list(map(str, groups))}
+    memory = MemoryGallery("memory", Rows(ids, vectors, columns), About(distance, 4))
+    answers.append(memory.identities(rule, "group").search(queries, k=9))
+    classifier = KNNClassifier(vectors, names, distance=distance, per_class=rule)
+    for row, query in enumerate(queries.astype(np.float64)):
+        expected = distances_by_hand(query, vectors, labels, groups, rule, distance)
+        order = np.argsort(expected)
+        for neighbors in answers:
+            assert neighbors.ids[row].tolist()[:6] == [f"class {label}" for label in order]
+            assert neighbors.ids[row].tolist()[6:] == [None] * 3
+            far = neighbors.distances[row]
+            np.testing.assert_allclose(far[:6], expected[order], rtol=1e-5, atol=2e-6)
+            assert (neighbors.columns["class"] == neighbors.ids).all()
+    first = alone.search(queries, k=1)
+    predictions = classifier.classify(queries)
+    assert first.ids[:, 0].tolist() == predictions.labels.tolist()
+    np.testing.assert_allclose(first.distances[:, 0], predictions.distances, atol=2e-6)
+    of_class = alone.search(queries, k=1, where={"class": "class 3"})
+    assert of_class.ids[:, 0].tolist() == ["class 3"] * 7
+
+
+def test_classes_of_a_gallery_are_refused_where_there_are_none(gallery, caplog):
+    gallery.add(["a"], np.eye(2)[:1])
+    with pytest.raises(UserError, match=r"no row of .* has a class"):
+        gallery.identities("mean")
+    gallery.add(["b"], np.eye(2)[1:], {"class": ["bus"]})
+    with pytest.raises(UserError, match=r"groups=medium.*there are path, class"):
+        gallery.identities("mean", "medium")
+    with pytest.raises(UserError, match="1 of 1 images have none"):
+        gallery.identities("mean", "path")
+    with pytest.raises(UserError, match="per_class=median"):
+        gallery.identities("median")
+    assert gallery.identities("nearest") is gallery
+    caplog.clear()
+    classes = gallery.identities("mean")
+    assert "1 rows without a class are left out" in caplog.text
+    with pytest.raises(UserError, match="not their images"):
+        classes.identities("max_of_means")
+    with pytest.raises(UserError, match="classes have no path"):
+        classes.search(np.eye(2), where={"path": "a.jpg"})

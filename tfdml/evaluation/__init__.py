@@ -4,7 +4,6 @@ comparisons."""
 from tfdml.evaluation.calibration import Calibration as Calibration
 from tfdml.evaluation.calibration import calibrate as calibrate
 from tfdml.evaluation.calibration import target_of as target_of
-from tfdml.evaluation.classification import CentroidClassifier as CentroidClassifier
 from tfdml.evaluation.classification import KNNClassifier as KNNClassifier
 from tfdml.evaluation.classification import evaluate_classification as evaluate_classification
 from tfdml.evaluation.clustering import clustering_agreement as clustering_agreement
@@ -40,3 +39,4 @@ from tfdml.evaluation.views import ViewItems as ViewItems
 from tfdml.evaluation.views import class_embeddings as class_embeddings
 from tfdml.evaluation.views import evaluate_views as evaluate_views
 from tfdml.evaluation.views import evaluate_zero_shot as evaluate_zero_shot
+from tfdml.retrieval.identities import set_distances as set_distances

@@ -76,6 +76,8 @@ def calibrate(
     level: float = 0.95,
     prior: float | None = None,
     views: Any = None,
+    per_class: str = "nearest",
+    groups: Any = None,
 ) -> Calibration:
     """Chooses the threshold on the distance up to which an image is accepted.
 
@@ -119,6 +121,10 @@ def calibrate(
             precision and the probability of "same"; None: that of these images.
         views: For `far` and `precision`, as `verification`: pairs of an image and a text, not of
             two images.
+        per_class: For `fpir`: what stands for a class of the gallery. `nearest`: each image.
+            `mean`: the mean of its images. `max_of_means`: the nearest of several means. See
+            `tfdml.retrieval.Identities`. The threshold is that of this rule alone.
+        groups: For the means: (G,) the group of each image of the gallery, such as its session.
 
     Returns:
         A `Calibration`.
@@ -150,7 +156,15 @@ def calibrate(
         if not (prior is views is None):
             raise UserError("go with far= or precision=", prior=..., views=...)
         searches = Searches(
-            embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance
+            embeddings,
+            labels,
+            gallery,
+            gallery_labels,
+            own_rows,
+            unknown,
+            distance,
+            per_class,
+            groups,
         )
         threshold = largest_threshold(searches.unknown, fpir, distance)
         rates_there = searches.rates(threshold, level, new_classes=True)
@@ -159,8 +173,10 @@ def calibrate(
         return Calibration(
             threshold, distance, kind, rate, rates_there, level, basis, worst, growth=growth
         )
-    if not (gallery is gallery_labels is own_rows is unknown is None):
-        raise UserError("go with fpir=", gallery=..., gallery_labels=..., own_rows=..., unknown=...)
+    if not (gallery is gallery_labels is own_rows is unknown is groups is None):
+        raise UserError("go with fpir=", gallery=..., own_rows=..., unknown=..., groups=...)
+    if per_class != "nearest":
+        raise UserError("goes with fpir=: pairs are of two images", per_class=per_class)
     return _of_pairs(AllPairs(embeddings, labels, distance, views), kind, rate, level, prior)
 
 
@@ -173,6 +189,7 @@ def _of_pairs(
     else:
         threshold = _of_precision(pairs, rate, prior)
     (point,) = pairs.operating_points([threshold], level, new_classes=True, prior=prior)
+    rates = {"far": point.far, "tar": point.tar, "precision": point.precision}
     same = int(pairs.histogram.positive.sum())
     different = int(pairs.histogram.negative.sum())
     basis = Basis(int(pairs.sizes.sum()), len(pairs.sizes), known=same, unknown=different)
@@ -182,7 +199,7 @@ def _of_pairs(
         pairs.distance,
         kind,
         rate,
-        {name: getattr(point, name) for name in ("far", "tar", "precision")},
+        rates,
         level,
         basis,
         point.worst,
@@ -236,10 +253,8 @@ def _of_precision(pairs: AllPairs, precision: float, prior: float | None) -> flo
     if not len(good):
         raise UserError(f"no threshold reaches precision={precision:g} on these images")
     # Up to the next distance, or the end of the bin, no further pair is accepted.
-    return max(
-        pairs.below(np.append(curve.starts, pairs.edges[-1])[good[-1] + 1]),
-        float(curve.ends[good[-1]]),
-    )
+    starts = np.append(curve.starts, pairs.edges[-1])
+    return max(pairs.below(starts[good[-1] + 1]), float(curve.ends[good[-1]]))
 
 
 def _isotonic(pairs: AllPairs, prior: float) -> tuple[np.ndarray, np.ndarray]:
@@ -336,7 +351,8 @@ def _threshold_of_equal_count(
 
 
 def _in_percent(rate: Interval) -> str:
-    return f"{100 * rate.mean:.3g} % [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
+    ends = f"{100 * rate.low:.3g}, {100 * rate.high:.3g}"
+    return f"{100 * rate.mean:.3g} % [{ends}]"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,8 +377,7 @@ class Calibration:
         probabilities: (K,) the probability that a pair at that distance is of one class, not
             ascending.
         prior: The share of pairs of one class that precision and probabilities assume.
-        growth: For `fpir`: numbers of images of a gallery, and FPIR in one of so many, see
-            `fpir_among`.
+        growth: For `fpir`: sizes of a gallery, and FPIR in one of each, see `fpir_among`.
         moved: Of a file whose vectors differ from those that were measured: the threshold with the
             interval of the difference, see `moved_to`. None: the threshold was measured.
 
@@ -405,8 +420,9 @@ class Calibration:
             if name in self.worst:
                 parts[-1] += f", {100 * self.worst[name]:.3g} % of the worst tenth of the classes"
         if self.growth:
-            images, rate = self.growth[-1]
-            parts.append(f"among {images:,} images fpir would be about {_in_percent(rate)}")
+            size, rate = self.growth[-1]
+            among = f"among {size:,} {self.basis.unit}"
+            parts.append(f"{among} fpir would be about {_in_percent(rate)}")
         if self.moved is not None:
             parts.append(
                 f"moved to the vectors of a file [{self.moved.low:.6g}, {self.moved.high:.6g}]; "
@@ -432,14 +448,14 @@ class Calibration:
         )
         return dataclasses.replace(self, basis=basis)
 
-    def fpir_among(self, num_images: int) -> Interval | None:
-        """Return FPIR in a gallery of another number of images of the same kind.
+    def fpir_among(self, size: int) -> Interval | None:
+        """Return FPIR in a gallery of another size of the same kind.
 
         Smaller galleries are parts of the one that was searched. Larger ones, up to ten times as
         large, continue how the rate grew.
 
         Args:
-            num_images: The number of images.
+            size: The number of images; of classes, where the rule is not `nearest`.
 
         Returns:
             The rate; None where the size is further away, or the threshold is of pairs.
@@ -450,13 +466,15 @@ class Calibration:
             >>> calibration.fpir_among(100).mean >= calibration.fpir_among(40).mean
             True
         """
-        if not self.growth or not self.growth[0][0] <= num_images <= self.growth[-1][0]:
+        if not self.growth or not self.growth[0][0] <= size <= self.growth[-1][0]:
             return None
-        sizes = np.log([images for images, _ in self.growth])
+        sizes = np.log([number for number, _ in self.growth])
         rates = np.array([rate for _, rate in self.growth])
-        return Interval(*(float(np.interp(np.log(num_images), sizes, of)) for of in rates.T))
+        return Interval(*(float(np.interp(np.log(size), sizes, of)) for of in rates.T))
 
-    def for_searches(self, distance: str, num_images: int | None = None) -> Calibration:
+    def for_searches(
+        self, distance: str, size: int | None = None, per_class: str = "nearest"
+    ) -> Calibration:
         """Return this calibration if it holds for searches of a gallery.
 
         Where the gallery is larger by half than that of the calibration, a warning names the rate
@@ -464,10 +482,12 @@ class Calibration:
 
         Args:
             distance: The distance of the search.
-            num_images: The number of images of the gallery; None: unknown.
+            size: The number of images of the gallery, or of classes, where the rule is not
+                `nearest`; None: unknown.
+            per_class: What stands for a class in the search.
 
         Raises:
-            UserError: It is of pairs of images, or of another distance.
+            UserError: It is of pairs of images, of another distance or of another rule.
         """
         if self.kind != "fpir":
             raise UserError(
@@ -478,13 +498,18 @@ class Calibration:
             raise UserError(
                 f"the threshold is of distance={self.distance!r}, the search of {distance!r}"
             )
-        if num_images is not None and num_images >= 1.5 * self.basis.images:
-            rate = self.fpir_among(num_images)
+        if self.basis.per_class != per_class:
+            raise UserError(
+                f"the threshold is of per_class={self.basis.per_class!r}, the search of "
+                f"{per_class!r}"
+            )
+        if size is not None and size >= 1.5 * self.basis.size:
+            rate = self.fpir_among(size)
             share = "more" if rate is None else f"about {_in_percent(rate)}"
             _LOGGER.warning(
-                "the threshold for %s is of a gallery of %s images, and this one has %s: it "
+                "the threshold for %s is of a gallery of %s %s, and this one has %s: it "
                 "accepts %s of the queries of unknown classes; calibrate again",
-                *(self.target, f"{self.basis.images:,}", f"{num_images:,}", share),
+                *(self.target, f"{self.basis.size:,}", self.basis.unit, f"{size:,}", share),
             )
         return self
 
@@ -513,6 +538,9 @@ class Calibration:
         if largest <= _ROUNDING and self.distance == "euclidean":
             ends = self.threshold - largest, self.threshold + largest
             return dataclasses.replace(self, moved=Interval(self.threshold, *ends, 0.0))
+        if self.basis.per_class != "nearest":
+            rule = f"the threshold is of per_class={self.basis.per_class}"
+            raise UserError(f"{rule}, which pairs of images cannot move: measure it by the file")
         rows = np.flatnonzero(images_of_drawn_classes(labels, _MOST_IMAGES))
         codes = np.unique(np.asarray(labels)[rows], return_inverse=True)[1]
         pairs = [AllPairs(vectors[rows], codes, self.distance) for vectors in (before, after)]
@@ -520,10 +548,11 @@ class Calibration:
         accepted = distances <= self.threshold
         count, groups = int(accepted.sum()), int(codes.max()) + 1
         if count < _FEWEST_PAIRS or groups < _FEWEST_CLASSES:
+            images = f"{len(codes):,} images of {groups:,} classes"
             raise UserError(
-                f"{count:,} pairs of different classes among {len(codes):,} images of {groups:,} "
-                f"classes are within it, too few to show how other vectors move it: at least "
-                f"{_FEWEST_PAIRS:,} of {_FEWEST_CLASSES} classes are needed"
+                f"{count:,} pairs of different classes among {images} are within it, too few to "
+                f"show how other vectors move it: at least {_FEWEST_PAIRS:,} of {_FEWEST_CLASSES} "
+                "classes are needed"
             )
         threshold, variance = _threshold_of_equal_count(first, second, accepted, others)
         moved = mean_interval(threshold, variance, groups - 1, self.level)

@@ -15,12 +15,8 @@ from tfdml.evaluation.calibration import Calibration
 from tfdml.evaluation.identification import first_refused, largest_threshold
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.registry import DISTANCES
-from tfdml.retrieval.exact import (
-    check_dimensions,
-    check_embeddings,
-    nearest_neighbors,
-    unit_rows,
-)
+from tfdml.retrieval.exact import check_dimensions, check_embeddings, unit_rows
+from tfdml.retrieval.identities import Identities, check_rule, group_numbers
 
 WEIGHTS = ("uniform", "distance", "softmax")
 
@@ -87,15 +83,18 @@ class Predictions:
 
 
 class KNNClassifier:
-    """Classifies by a vote of the k nearest images of a gallery.
+    """Classifies by a vote of the k nearest images of a gallery, or by the nearest class.
 
     Adding a class is adding its images: nothing is trained. A query whose nearest image of the
     class voted for is further away than the threshold is of no known class.
 
+    With `per_class="mean"`, it is the nearest class mean (Snell et al., 2017, "Prototypical
+    networks for few-shot learning"), and the confidence is that among the k nearest classes.
+
     Args:
         embeddings: (G, d) of the gallery.
         labels: (G,) class ids (integers) or names.
-        k: The number of images that vote; all, where there are fewer.
+        k: The number of images that vote, or of classes; all, where there are fewer.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         weights: What a vote weighs. `uniform`: 1. `distance`: the inverse of the distance (Dudani,
             1976). `softmax`: exp(-distance / temperature) (Wu et al., 2018, "Unsupervised feature
@@ -104,10 +103,14 @@ class KNNClassifier:
         threshold: The largest distance of a known class: a `Calibration` from
             `calibrate(..., fpir=0.01)`, or a number in this `distance`. None: every query is of a
             known class. See also `fit_threshold`.
+        per_class: What stands for a class: `nearest` (each image), `mean` or `max_of_means`, see
+            `tfdml.retrieval.Identities`.
+        groups: (G,) for the means: the group of each image, such as its session, a number or a
+            name.
 
     Raises:
         UserError: The gallery is empty or has other labels than one a row; an argument is out of
-            range; the calibration is of another distance, or of pairs.
+            range; the calibration is of another distance or rule, or of pairs.
 
     Example:
         >>> gallery, names = [[0.0], [0.1], [5.0]], ["cat", "cat", "dog"]
@@ -115,6 +118,10 @@ class KNNClassifier:
         ...     threshold=1.0)
         >>> classifier.classify([[0.2], [5.1], [9.0]]).labels.tolist()
         ['cat', 'dog', 'unknown']
+        >>> by_means = tfdml.evaluation.KNNClassifier([[0.0], [4.0], [3.0]], ["a", "a", "b"],
+        ...     distance="euclidean", per_class="mean")
+        >>> by_means.classify([[3.9]]).labels.tolist()
+        ['b']
     """
 
     def __init__(
@@ -127,11 +134,17 @@ class KNNClassifier:
         weights: str = "softmax",
         temperature: float = 0.07,
         threshold: float | Calibration | None = None,
+        per_class: str = "nearest",
+        groups: Any = None,
     ):
         check_positive(k=k)
+        check_rule(per_class, groups)
         if not temperature > 0:
             raise UserError(f"temperature must be above 0; got {temperature}")
-        self.k, self.weights, self.temperature = k, one_of("weights", weights, WEIGHTS), temperature
+        self.k = k
+        self.weights = one_of("weights", weights, WEIGHTS)
+        self.temperature = temperature
+        self.per_class = per_class
         self._calibration = threshold if isinstance(threshold, Calibration) else None
         if isinstance(threshold, Calibration):
             threshold = threshold.threshold
@@ -144,14 +157,16 @@ class KNNClassifier:
             )
         self.embeddings = np.zeros((0, check_embeddings(embeddings).shape[1]), np.float32)
         self.labels = ids_or_names(labels, len(embeddings))[:0]
-        self.add(embeddings, labels)
+        self.groups = None if groups is None else np.zeros(0, object)
+        self.add(embeddings, labels, groups)
 
-    def add(self, embeddings: Any, labels: Any) -> None:
+    def add(self, embeddings: Any, labels: Any, groups: Any = None) -> None:
         """Add images of known or of new classes to the gallery.
 
         Args:
             embeddings: (n, d).
             labels: (n,) class ids or names.
+            groups: (n,) their groups, where those before have some.
 
         Raises:
             UserError: Embeddings that are not finite or of another dimension, or not one label per
@@ -160,11 +175,17 @@ class KNNClassifier:
         embeddings = check_embeddings(embeddings)
         check_dimensions(embeddings, self.embeddings)
         present = len(self.labels)
+        if (groups is None) != (self.groups is None):
+            raise UserError("give them with all images, or with none", groups=...)
+        if self.groups is not None:
+            group_numbers(groups, len(embeddings))
+            self.groups = np.concatenate([self.groups, np.asarray(groups, object)])
         self.labels = joined_labels(self.labels, ids_or_names(labels, len(embeddings)))
         self.embeddings = np.concatenate([self.embeddings, embeddings])
-        if self._calibration is not None:
-            self._calibration.for_searches(self.distance, len(self.labels))
         self._update(present)
+        if self._calibration is not None:
+            size = len(self._identities)
+            self._calibration.for_searches(self.distance, size, self.per_class)
 
     @property
     def unknown(self) -> Any:
@@ -203,22 +224,25 @@ class KNNClassifier:
             UserError: Embeddings that are not finite or of another dimension.
         """
         closed, distances, confidences = self._votes(check_embeddings(queries, "queries"))
-        known = (
-            np.ones(len(closed), bool) if self.threshold is None else distances <= self.threshold
-        )
-        labels = np.where(known, self._names[closed], self.unknown)
+        limit = np.inf if self.threshold is None else self.threshold
+        labels = np.where(distances <= limit, self._names[closed], self.unknown)
         return Predictions(labels, self._names[closed], distances, confidences)
 
     def _update(self, present: int) -> None:
         """Find the classes, and check the vectors beyond those that were present before."""
-        self._names, self._places = np.unique(self.labels, return_inverse=True)
-        warn_of_indistinct(self.embeddings, self.labels, self.distance, first=present)
+        self._names, places = np.unique(self.labels, return_inverse=True)
+        groups = group_numbers(self.groups, len(places))
+        self._identities = Identities(
+            self.embeddings, places, self.per_class, self.distance, groups
+        )
+        names = self._names[self._identities.reference_classes]
+        first = present if self.per_class == "nearest" else 0
+        warn_of_indistinct(self._identities.references, names, self.distance, first=first)
 
     def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Place of the class, distance and confidence of each query."""
-        k = min(self.k, len(self.embeddings))
-        rows, distances = nearest_neighbors(queries, self.embeddings, k=k, distance=self.distance)
-        classes = self._places[rows]
+        k = min(self.k, len(self._identities))
+        classes, distances = self._identities.search(queries, k)
         if self.weights == "uniform":
             weights = np.ones(distances.shape)
         elif self.weights == "distance":
@@ -230,9 +254,10 @@ class KNNClassifier:
         else:
             weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
         # (Q, k): the votes of the class of each neighbor; the nearest of equal classes wins.
-        votes = np.stack(
-            [np.sum(weights * (classes == classes[:, [i]]), axis=1) for i in range(k)], axis=1
-        )
+        votes = np.zeros(distances.shape)
+        for place in range(k):
+            is_same = classes == classes[:, place, None]
+            votes[:, place] = np.sum(weights * is_same, axis=1)
         best = np.argmax(votes, axis=1)
         every = np.arange(len(queries))
         return (
@@ -240,67 +265,6 @@ class KNNClassifier:
             distances[every, best],
             votes[every, best] / weights.sum(axis=1),
         )
-
-
-class CentroidClassifier(KNNClassifier):
-    """Classifies by the nearest class center: the mean of a class's images (Snell et al., 2017,
-    prototypes).
-
-    With `cosine` and `dot`, images are scaled to length 1 before the mean.
-
-    Args:
-        embeddings: (G, d) of the gallery.
-        labels: (G,) class ids (integers) or names.
-        distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
-        temperature: Of the softmax over the distances to the centers, which is the confidence.
-        threshold: The largest `distance` to the center of a known class. A `Calibration` is of the
-            distances between images, which are larger: use `fit_threshold`. None: every query is of
-            a known class.
-
-    Raises:
-        UserError: As `KNNClassifier`, or the threshold is a `Calibration`.
-
-    Example:
-        >>> classifier = tfdml.evaluation.CentroidClassifier([[0.0], [0.2], [5.0]], [3, 3, 8],
-        ...     distance="euclidean")
-        >>> classifier.add([[9.0]], [12])  # a new class
-        >>> classifier.classify([[0.2], [8.0]]).labels.tolist()
-        [3, 12]
-    """
-
-    def __init__(
-        self,
-        embeddings: Any,
-        labels: Any,
-        *,
-        distance: str = "euclidean",
-        temperature: float = 0.07,
-        threshold: float | None = None,
-    ):
-        if isinstance(threshold, Calibration):
-            raise UserError(
-                "a calibration is of distances between images, not to a center: use fit_threshold"
-            )
-        super().__init__(
-            embeddings, labels, distance=distance, temperature=temperature, threshold=threshold
-        )
-
-    def _update(self, present: int) -> None:
-        self._names, self._places = np.unique(self.labels, return_inverse=True)
-        points = (
-            unit_rows(self.embeddings) if self.distance in ("cosine", "dot") else self.embeddings
-        )
-        sums = np.zeros((len(self._names), points.shape[1]))
-        np.add.at(sums, self._places, points)
-        self.centers = (sums / np.bincount(self._places)[:, None]).astype(np.float32)
-        warn_of_indistinct(self.centers, self._names, self.distance)
-
-    def _votes(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        rows, distances = nearest_neighbors(
-            queries, self.centers, k=len(self.centers), distance=self.distance
-        )
-        weights = np.exp(-(distances - distances[:, :1]).astype(np.float64) / self.temperature)
-        return rows[:, 0], distances[:, 0], 1 / weights.sum(axis=1)
 
 
 def evaluate_classification(
@@ -324,7 +288,7 @@ def evaluate_classification(
       `unknown_accepted`, shares.
 
     Args:
-        classifier: A `KNNClassifier` or `CentroidClassifier`.
+        classifier: A `KNNClassifier`.
         queries: (Q, d) embeddings.
         labels: (Q,) class ids or names.
         fpirs: The false positive identification rates to report.
@@ -340,38 +304,53 @@ def evaluate_classification(
         >>> measures["accuracy"], measures["auroc"], measures["oscr"]
         (1.0, 1.0, 1.0)
     """
-    from sklearn.metrics import roc_auc_score
-
     predictions = classifier.classify(queries)
     labels = ids_or_names(labels, len(predictions.labels))
-    known = np.isin(labels, classifier.classes)
-    if not known.any():
+    is_known = np.isin(labels, classifier.classes)
+    if not is_known.any():
         raise UserError("no query is of a class in the gallery")
-    right = (predictions.closed == labels)[known]
-    _, classes = np.unique(labels[known], return_inverse=True)
+    right = (predictions.closed == labels)[is_known]
+    _, classes = np.unique(labels[is_known], return_inverse=True)
     of_class = np.bincount(classes, weights=right) / np.bincount(classes)
     measures = {
         "accuracy": float(right.mean()),
         "macro_accuracy": float(of_class.mean()),
-        "num_known": int(known.sum()),
-        "num_unknown": int((~known).sum()),
+        "num_known": int(is_known.sum()),
+        "num_unknown": int((~is_known).sum()),
     }
     if classifier.threshold is not None:
         accepted = predictions.distances <= classifier.threshold
-        measures["known_accepted"] = float((accepted[known] & right).mean())
-        if not known.all():
-            measures["unknown_accepted"] = float(accepted[~known].mean())
-    if known.all():
+        measures["known_accepted"] = float((accepted[is_known] & right).mean())
+        if not is_known.all():
+            measures["unknown_accepted"] = float(accepted[~is_known].mean())
+    if is_known.all():
         return measures
-    distances, unknown = predictions.distances[known], np.sort(predictions.distances[~known])
-    measures["auroc"] = float(roc_auc_score(known, -predictions.distances))
+    return measures | _open_set(predictions.distances, is_known, right, fpirs)
+
+
+def _open_set(
+    distances: np.ndarray, is_known: np.ndarray, right: np.ndarray, fpirs: Sequence[float]
+) -> dict[str, float]:
+    """Return the measures of queries of known and of unknown classes at all thresholds.
+
+    Args:
+        distances: (Q,).
+        is_known: (Q,) bool.
+        right: Of each known query, whether its class is found.
+        fpirs: The false positive identification rates to report.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    near = distances[is_known]
+    unknown = np.sort(distances[~is_known])
+    measures = {"auroc": float(roc_auc_score(is_known, -distances))}
     # Of each correct query, the share of unknown ones that are further away; ties count half.
-    beyond = 1 - (
-        np.searchsorted(unknown, distances, "left") + np.searchsorted(unknown, distances, "right")
-    ) / 2 / len(unknown)
+    nearer = np.searchsorted(unknown, near, "left") + np.searchsorted(unknown, near, "right")
+    beyond = 1 - nearer / 2 / len(unknown)
     measures["oscr"] = float((beyond * right).sum() / len(right))
+
     for fpir in fpirs:
         check_share(fpirs=fpir)
         limit = first_refused(unknown, fpir)
-        measures[f"fnir@fpir={fpir:g}"] = float(1 - (right & (distances < limit)).mean())
+        measures[f"fnir@fpir={fpir:g}"] = float(1 - (right & (near < limit)).mean())
     return measures

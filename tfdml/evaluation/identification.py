@@ -4,8 +4,7 @@ rates at a threshold."""
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,11 @@ from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval, wors
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import PairHistogram
 from tfdml.labels import true_or_false
-from tfdml.retrieval.exact import check_embeddings, neighbor_blocks
+from tfdml.retrieval.exact import check_embeddings
+from tfdml.retrieval.identities import Identities, group_numbers
 
-# Of each stranger so many images are looked at, for the classes that it finds.
-_MOST_FOUND = 50
+# Of each stranger so many neighbors are looked at, for the classes that it finds.
+_MOST_NEAR = 50
 # How many times as large galleries are, of which a calibration has the rate.
 _TIMES = (0.125, 0.25, 0.5, 1, 2, 4, 10)
 #: The false positive identification rates of which `identification` reports the true ones.
@@ -44,6 +44,8 @@ class Basis:
         gallery: What the images are, such as the address of a gallery; empty where it is not known.
         queries: `images` or `texts`.
         model: The fingerprint of the model that embedded them; empty where it is not known.
+        per_class: What stands for a class: `nearest` (each image), `mean` or `max_of_means`, see
+            `Identities`.
     """
 
     images: int
@@ -56,10 +58,22 @@ class Basis:
     gallery: str = ""
     queries: str = "images"
     model: str = ""
+    per_class: str = "nearest"
 
     def __str__(self) -> str:
+        rule = "" if self.per_class == "nearest" else f" by per_class={self.per_class}"
         name = f" ({self.gallery})" if self.gallery else ""
-        return f"{self.images:,} images of {self.classes:,} classes{name}"
+        return f"{self.images:,} images of {self.classes:,} classes{rule}{name}"
+
+    @property
+    def size(self) -> int:
+        """What the gallery is as large as: its images by `nearest`, else its classes."""
+        return self.images if self.per_class == "nearest" else self.classes
+
+    @property
+    def unit(self) -> str:
+        """What `size` counts."""
+        return "images" if self.per_class == "nearest" else "classes"
 
     def counts(self) -> dict[str, str]:
         """Return what each rate is a share of, in words."""
@@ -70,11 +84,9 @@ class Basis:
                 "precision": "the accepted pairs",
             }
         without = ", each without its own class" if self.left_out else ""
-        return {
-            "fpir": f"{self.unknown:,} unknown {self.queries} of {self.unknown_classes:,} classes"
-            f"{without}",
-            "tpir": f"{self.known:,} known {self.queries} of {self.known_classes:,} classes",
-        }
+        unknown = f"{self.unknown:,} unknown {self.queries} of {self.unknown_classes:,} classes"
+        known = f"{self.known:,} known {self.queries} of {self.known_classes:,} classes"
+        return {"fpir": unknown + without, "tpir": known}
 
 
 def first_refused(distances: Any, share: float) -> np.float32:
@@ -127,10 +139,10 @@ class Searches:
 
     Attributes:
         strangers: (S,) rows of the queries that stand for unknown classes.
-        unknown: (S,) float32 distance of each to the nearest image that is not of its class.
+        unknown: (S,) float32 distance of each to the nearest reference that is not of its class.
         known: (K,) rows of the queries whose class the gallery has, in another image than the query
             itself.
-        nearest: (K,) float32 distance of each to the nearest image.
+        nearest: (K,) float32 distance of each to the nearest reference.
         right: (K,) bool, whether that is of the query's class.
         left_out: Whether strangers are of classes of the gallery, and search it without them.
         num_images: The number of images of the gallery.
@@ -146,11 +158,14 @@ class Searches:
             gallery does not have. If there is none, every query stands for a known class and, in a
             search without its own class, for an unknown one.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
+        per_class: What stands for a class, see `Identities`: `nearest` (each image), `mean` or
+            `max_of_means`. A query that is an image of the gallery is in no mean that it meets.
+        groups: (G,) the group of each image of the gallery, such as a session, for the means.
 
     Raises:
         UserError: Embeddings that `nearest_neighbors` refuses, not one label for each, a known
-            query whose class the gallery does not have, or a stranger without an image of another
-            class in the gallery.
+            query whose class the gallery does not have, a stranger without an image of another
+            class in the gallery, or groups that `Identities` refuses.
     """
 
     def __init__(
@@ -162,6 +177,8 @@ class Searches:
         own_rows: Any = None,
         unknown: Any = None,
         distance: str = "euclidean",
+        per_class: str = "nearest",
+        groups: Any = None,
     ):
         embeddings = check_embeddings(embeddings)
         labels = ids_or_names(labels, len(embeddings))
@@ -173,51 +190,56 @@ class Searches:
         codes = np.unique(joined_labels(gallery_labels, labels), return_inverse=True)[1]
         classes = codes[: len(gallery)]
         self._own = codes[len(gallery) :]
+        numbers = group_numbers(groups, len(gallery))
+        self._identities = Identities(gallery, classes, per_class, distance, numbers)
+        self._queries = embeddings
+        self._own_rows = None if own_rows is None else np.asarray(own_rows)
         sizes = np.bincount(classes, minlength=codes.max() + 1)
         self.num_images = len(gallery)
         self.num_classes = int(np.count_nonzero(sizes))
+        self._divide(sizes, unknown, labels)
+        self._nearest_classes, self.unknown = _nearest(self._search_strangers(1))
+        nearest_classes = np.zeros(0, np.int64)
+        self.nearest = np.zeros(0, np.float32)
+        if len(self.known):
+            nearest_classes, self.nearest = _nearest(self._search(self.known, 1))
+        self.right = nearest_classes == self._own[self.known]
+
+    def _divide(self, sizes: np.ndarray, unknown: Any, labels: np.ndarray) -> None:
+        """Tell strangers from known queries, see `Searches`; `sizes` are those of all classes."""
         is_stranger = _strangers(sizes[self._own] > 0, unknown, labels)
-        is_known = sizes[self._own] > (own_rows is not None)
+        is_known = sizes[self._own] > (self._own_rows is not None)
         if unknown is not None:
             is_known &= ~is_stranger
         self.strangers = np.flatnonzero(is_stranger)
         self.known = np.flatnonzero(is_known)
         largest = sizes[self._own[self.strangers]].max()
         self.left_out = bool(largest)
-        if largest == len(gallery):
+        if largest == self.num_images:
             raise UserError("the rates of unknown classes need a gallery of at least two classes")
 
-        def search_of(rows: np.ndarray, **ignored: Any) -> Callable[..., Iterable[tuple]]:
-            options: dict[str, Any] = {"distance": distance, **ignored}
-            if own_rows is not None:
-                options["own_rows"] = np.asarray(own_rows)[rows]
-            return functools.partial(neighbor_blocks, embeddings[rows], gallery, **options)
+    def _search(
+        self, rows: np.ndarray, k: int, without: Any = None
+    ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yield what some of the queries find, see `Identities.search_blocks`."""
+        own_rows = None if self._own_rows is None else self._own_rows[rows]
+        return self._identities.search_blocks(self._queries[rows], k, own_rows, without)
 
-        own = self._own[self.strangers]
-        self._search_strangers = search_of(
-            self.strangers,
-            ignored=lambda block, rows: classes[rows] == own[block, None],
-            most_ignored=int(largest),
-        )
-        self._most_found = min(_MOST_FOUND, len(gallery) - (own_rows is not None))
-        self._gallery_classes = classes
-        self._found, self.unknown = _nearest_classes(self._search_strangers, classes)
-        closest = np.zeros(0, np.int64)
-        self.nearest = np.zeros(0, np.float32)
-        if len(self.known):
-            closest, self.nearest = _nearest_classes(search_of(self.known), classes)
-        self.right = closest == self._own[self.known]
+    def _search_strangers(self, k: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+        """Yield what strangers find without their class."""
+        return self._search(self.strangers, k, without=self._own[self.strangers])
 
     def basis(self) -> Basis:
         """Return what a threshold of these searches is measured on."""
-        return Basis(
-            images=self.num_images,
-            classes=self.num_classes,
-            known=len(self.known),
-            known_classes=len(np.unique(self._own[self.known])),
-            unknown=len(self.strangers),
-            unknown_classes=len(np.unique(self._own[self.strangers])),
+        known_classes = np.unique(self._own[self.known])
+        unknown_classes = np.unique(self._own[self.strangers])
+        basis = Basis(self.num_images, self.num_classes, len(self.known), len(self.strangers))
+        return dataclasses.replace(
+            basis,
+            known_classes=len(known_classes),
+            unknown_classes=len(unknown_classes),
             left_out=self.left_out,
+            per_class=self._identities.per_class,
         )
 
     def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
@@ -226,8 +248,8 @@ class Searches:
         from scipy.sparse import coo_array
 
         own, accepted = self._own[self.strangers], self.unknown <= threshold
-        shape = (max(own.max(), self._found.max()) + 1,) * 2
-        ends = own[accepted], self._found[accepted]
+        shape = (max(own.max(), self._nearest_classes.max()) + 1,) * 2
+        ends = own[accepted], self._nearest_classes[accepted]
         counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
         # Two classes that lie near one another are falsely found by the queries of both.
         mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
@@ -239,16 +261,17 @@ class Searches:
         return rates
 
     def _classes_within(self, threshold: float) -> np.ndarray:
-        """Return (S,) in how many other classes each stranger finds an image."""
+        """Return (S,) in how many other classes each stranger finds a reference."""
         counts = np.zeros(len(self.strangers), np.int64)
-        for block, rows, distances in self._search_strangers(k=self._most_found):
-            classes = np.where(distances <= threshold, self._gallery_classes[rows], -1)
+        available = len(self._identities) - (self._own_rows is not None)
+        for block, near, distances in self._search_strangers(min(_MOST_NEAR, available)):
+            classes = np.where(distances <= threshold, near, -1)
             new = np.diff(np.sort(classes, axis=1), axis=1, prepend=-1) > 0
             counts[block] = np.count_nonzero(new, axis=1)
         return counts
 
     def growth(self, threshold: float, level: float) -> tuple[tuple[int, Interval], ...]:
-        """Return FPIR by the number of images of the gallery, for as many other strangers.
+        """Return FPIR by the size of the gallery, see `Basis`, for as many other strangers.
 
         In a random part of the gallery's classes a stranger is accepted where one of the classes
         that it finds is in it; the chance follows from how many it finds. Beyond the gallery, the
@@ -280,7 +303,7 @@ class Searches:
             variance = 2 * (1 - 1 / len(parts)) * float(np.square(parts).sum())
             rate = float(values[0])
             interval = rate_interval(rate, variance, freedom_of(parts), level, len(parts))
-            grown.append((round(times * self.num_images), interval))
+            grown.append((round(times * self.basis().size), interval))
         return tuple(grown)
 
     def worst(self, threshold: float) -> dict[str, float]:
@@ -323,13 +346,11 @@ def _strangers(in_gallery: np.ndarray, unknown: Any, labels: np.ndarray) -> np.n
     return chosen
 
 
-def _nearest_classes(
-    search: Callable[..., Iterable[tuple]], classes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the class and the distance of the nearest image to each query of a search."""
-    parts = [(near[:, 0], distances[:, 0]) for _, near, distances in search(k=1)]
-    near, distances = map(np.concatenate, zip(*parts, strict=True))
-    return classes[near], distances
+def _nearest(blocks: Iterable[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the class and the distance of the nearest reference to each query of a search."""
+    parts = [(near[:, 0], distances[:, 0]) for _, near, distances in blocks]
+    classes, distances = map(np.concatenate, zip(*parts, strict=True))
+    return classes, distances
 
 
 def _over_classes(
@@ -356,6 +377,8 @@ def identification_rates(
     unknown: Any = None,
     distance: str = "euclidean",
     level: float = 0.95,
+    per_class: str = "nearest",
+    groups: Any = None,
 ) -> dict[str, Interval]:
     """Measures the rates of searches of a gallery at a given threshold, such as that of a
     `Calibration`.
@@ -370,6 +393,8 @@ def identification_rates(
         unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         level: The coverage of the intervals, which are over the classes of the queries.
+        per_class: What stands for a class, as `calibrate`.
+        groups: (G,) as `calibrate`.
 
     Returns:
         - `fpir`: false positive identification rate: the share of the queries of unknown classes
@@ -389,7 +414,10 @@ def identification_rates(
         (0.0, 1.0)
     """
     check_share(level=level)
-    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    gallery_of = (gallery, gallery_labels, own_rows)
+    searches = Searches(
+        embeddings, labels, *gallery_of, unknown, distance, per_class=per_class, groups=groups
+    )
     return searches.rates(number("threshold", threshold), level, new_classes=False)
 
 
@@ -423,6 +451,8 @@ def identification(
     unknown: Any = None,
     distance: str = "euclidean",
     level: float = 0.95,
+    per_class: str = "nearest",
+    groups: Any = None,
 ) -> Identification:
     """Measures searches of a gallery by queries of known and of unknown classes, at all thresholds.
 
@@ -435,6 +465,8 @@ def identification(
         unknown: (Q,) bool, which queries stand for unknown classes, as `calibrate`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         level: The coverage of the intervals, which are over the classes of the queries.
+        per_class: What stands for a class, as `calibrate`.
+        groups: (G,) as `calibrate`.
 
     Raises:
         UserError: As `Searches`, or no query is of a known class.
@@ -446,7 +478,10 @@ def identification(
         (4, [1.0, 1.0, 1.0, 1.0])
     """
     check_share(level=level)
-    searches = Searches(embeddings, labels, gallery, gallery_labels, own_rows, unknown, distance)
+    gallery_of = (gallery, gallery_labels, own_rows)
+    searches = Searches(
+        embeddings, labels, *gallery_of, unknown, distance, per_class=per_class, groups=groups
+    )
     if not len(searches.known):
         raise UserError("no query is of a class of the gallery")
     strangers = np.sort(searches.unknown)

@@ -10,6 +10,7 @@ from tfdml.registry import imported_later
 from tfdml.retrieval.exact import confusable_classes as confusable_classes
 from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
+from tfdml.retrieval.identities import Identities as Identities
 
 _PARTS = {
     "tfdml.retrieval.addresses": ("SCHEMES", "is_database", "kind_of_gallery"),

@@ -266,9 +266,9 @@ def nearest_neighbors(
             queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget
         )
     )
-    return np.concatenate([indices for _, indices, _ in blocks]), np.concatenate(
-        [d for _, _, d in blocks]
-    )
+    rows = np.concatenate([near for _, near, _ in blocks])
+    distances = np.concatenate([far for _, _, far in blocks])
+    return rows, distances
 
 
 def _or_own(own_rows: np.ndarray, ignored: Ignored | None) -> Ignored:

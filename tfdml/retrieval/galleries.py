@@ -10,11 +10,12 @@ import abc
 import collections
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,13 @@ from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.names import CLASS, ID, PATH, Kind, clean, warn
 from tfdml.retrieval.addresses import Address, kind_of_gallery, parse
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks, unit_rows
+from tfdml.retrieval.identities import (
+    Identities,
+    check_rule,
+    each_class_once,
+    group_numbers,
+    references_for,
+)
 
 #: What a row has besides its id and vector: texts, empty where they are not known.
 COLUMNS = ("path", "class", "source", "model")
@@ -51,6 +59,8 @@ class About:
             that has one. Empty where it is not known.
         has_unknown: Whether there are vectors of an unknown model among them.
         classes_are_numbers: Whether the classes are those of one file, which has no names for them.
+        per_class: What stands for a class: `nearest` (each row), `mean` or `max_of_means`. But for
+            `nearest`, the vectors are means, and neighbors are classes.
     """
 
     distance: str
@@ -58,6 +68,7 @@ class About:
     model: str = ""
     has_unknown: bool = False
     classes_are_numbers: bool = False
+    per_class: str = "nearest"
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -202,6 +213,69 @@ class Gallery(abc.ABC):
             warn(f"{self.address}: the model of some of its vectors is not known")
         return about
 
+    def identities(self, per_class: str, groups: str = "") -> Gallery:
+        """Return the classes of this gallery as one that a search returns classes from.
+
+        It is a copy in memory of what is here now. Its ids are the names of the classes; rows
+        without a class are left out, and counted.
+
+        Args:
+            per_class: What stands for a class, see `Identities`: `mean` or `max_of_means`.
+                `nearest`: this gallery.
+            groups: The column that tells the groups of a class, such as `source`; empty: there are
+                none.
+
+        Raises:
+            UserError: There is no such rule or column, or no row has a class.
+
+        Example:
+            >>> rows = Rows(["a", "b"], np.eye(2), {"class": ["bus", "bus"]})
+            >>> gallery = MemoryGallery("cars", rows, About("euclidean", 2)).identities("mean")
+            >>> neighbors = gallery.search(np.array([[1.0, 0.0]]), k=1)
+            >>> neighbors.ids.tolist(), neighbors.distances.round(3).tolist()
+            ([['bus']], [[0.7070000171661377]])
+        """
+        check_rule(per_class, groups or None)
+        about = self._existing()
+        if per_class == about.per_class:
+            return self
+        if about.per_class != "nearest":
+            raise UserError(
+                f"{self.address} holds classes by per_class={about.per_class}, not their images",
+                per_class=per_class,
+            )
+        names: list[str] = []
+        vectors = [np.zeros((0, about.dimension), np.float32)]
+        for rows in self._rows_by_class():
+            some, references = _references(rows, per_class, about.distance, groups)
+            names += some
+            vectors.append(references)
+        left_out = len(self) - sum(self.class_counts().values())
+        if not names:
+            raise UserError(f"no row of {self.address} has a class", per_class=per_class)
+        if left_out:
+            warn(f"{self.address}: {left_out:,} rows without a class are left out")
+        rows = Rows(names, np.concatenate(vectors), {"class": names})
+        return MemoryGallery(self.address, rows, dataclasses.replace(about, per_class=per_class))
+
+    def _rows_by_class(self) -> Iterator[Rows]:
+        """Yield all rows that have a class, those of a class together."""
+        part: list[str] = []
+        count = 0
+        for name, rows in self.class_counts().items():
+            part.append(name)
+            count += rows
+            if count >= LISTED_AT_ONCE:
+                yield self._rows_of_classes(part)
+                part = []
+                count = 0
+        if part:
+            yield self._rows_of_classes(part)
+
+    @abc.abstractmethod
+    def _rows_of_classes(self, classes: list[str]) -> Rows:
+        """Return the rows of these classes."""
+
     def class_counts(self) -> dict[str, int]:
         """Return how many rows each class has; without rows of an unknown class."""
         counts = collections.Counter(self.rows(len(self)).columns["class"])
@@ -231,6 +305,18 @@ class Gallery(abc.ABC):
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to close
         """End what is open."""
+
+
+def _references(
+    rows: Rows, per_class: str, distance: str, groups: str
+) -> tuple[list[str], np.ndarray]:
+    """Return the references of the classes of rows: the class of each, and vectors."""
+    if groups and groups not in rows.columns:
+        raise UserError(f"no such column; there are {', '.join(rows.columns)}", groups=groups)
+    numbers = group_numbers(rows.columns[groups] if groups else None, len(rows.ids))
+    names, classes = np.unique(np.array(rows.columns["class"], object), return_inverse=True)
+    identities = Identities(rows.vectors, classes, per_class, distance, numbers)
+    return names[identities.reference_classes].tolist(), identities.references
 
 
 class Condition(NamedTuple):
@@ -316,6 +402,8 @@ class MemoryGallery(Gallery):
         """
         names = list(stored.names)
         columns = {"path": names, "class": _class_names(stored)}
+        if stored.groups is not None:
+            columns["group"] = list(map(str, stored.groups))
         about = About(
             distance,
             stored.embeddings.shape[1],
@@ -325,18 +413,39 @@ class MemoryGallery(Gallery):
         return cls(stored.source, Rows(names, stored.embeddings, columns), about)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        """Return the number of rows, or of classes where those are found."""
+        return len(self._ids) if self._about.per_class == "nearest" else len(self._classes[0])
+
+    @functools.cached_property
+    def _classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """The names of the classes, and the number of each row's."""
+        names, numbers = np.unique(self._columns["class"], return_inverse=True)
+        return names, numbers
 
     @property
     def about(self) -> About:
         """See `Gallery.about`."""
         return self._about
 
+    def class_counts(self) -> dict[str, int]:
+        """See `Gallery.class_counts`."""
+        if self._about.per_class != "nearest":
+            return dict.fromkeys(self._classes[0].tolist(), 1)
+        counts = collections.Counter(self._columns["class"].tolist())
+        del counts[""]
+        return dict(counts)
+
+    def _rows_of_classes(self, classes: list[str]) -> Rows:
+        return self._rows_at(np.flatnonzero(np.isin(self._columns["class"], classes)))
+
     def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
         """See `Gallery.rows`."""
         part: Any = slice(most)
         if ids is not None:
             part = np.flatnonzero(np.isin(self._ids, np.array(ids, object)))[:most]
+        return self._rows_at(part)
+
+    def _rows_at(self, part: Any) -> Rows:
         columns = {name: texts[part].tolist() for name, texts in self._columns.items()}
         return Rows(self._ids[part].tolist(), self._rows.vectors[part], columns)
 
@@ -353,19 +462,38 @@ class MemoryGallery(Gallery):
         if conditions:
             own = self._rows_where(conditions)
             vectors = vectors[own]
+        if self._about.per_class != "nearest":
+            return self._search_classes(queries, k, vectors, own, distance)
         near = np.zeros((len(queries), 0), int)
         distances = np.zeros((len(queries), 0), np.float32)
         if len(vectors):
-            found = min(k, len(vectors))
-            near, distances = nearest_neighbors(queries, vectors, k=found, distance=distance)
+            depth = min(k, len(vectors))
+            near, distances = nearest_neighbors(queries, vectors, k=depth, distance=distance)
         columns = {name: texts[own][near] for name, texts in self._columns.items()}
         return Neighbors.padded(k, self._ids[own][near], distances, columns)
 
+    def _search_classes(
+        self, queries: np.ndarray, k: int, vectors: np.ndarray, own: Any, distance: str
+    ) -> Neighbors:
+        """Return the k nearest classes of some of the rows."""
+        names, numbers = self._classes
+        numbers = numbers[own]
+        texts = np.full((len(queries), k), None, object)
+        distances = np.full((len(queries), k), np.inf, np.float32)
+        if len(vectors):
+            depth = references_for(k, int(np.bincount(numbers).max()), len(vectors))
+            near, far = nearest_neighbors(queries, vectors, k=depth, distance=distance)
+            classes, distances = each_class_once(numbers[near], far, k)
+            texts = np.where(classes < 0, None, names[classes])
+        return Neighbors(texts, distances, {"class": texts.copy()})
+
     def _rows_where(self, conditions: list[Condition]) -> np.ndarray:
-        mask = np.ones(len(self), bool)
+        mask = np.ones(len(self._ids), bool)
         for column, _, value in conditions:
+            if self._about.per_class != "nearest" and column not in ("id", "class"):
+                raise UserError(f"classes have no {column}: choose rows by their class")
             texts = self._ids if column == "id" else self._columns.get(column)
-            mask &= np.zeros(len(self), bool) if texts is None else texts == value
+            mask &= np.zeros(len(self._ids), bool) if texts is None else texts == value
         return np.flatnonzero(mask)
 
 
@@ -716,20 +844,24 @@ class WritableGallery(Gallery):
         """See `Gallery.rows`."""
         dimension = self._existing().dimension
         names = ("id", "vector", *COLUMNS)
-        found: list[tuple] = []
+        rows: list[tuple] = []
         with self._user_errors("cannot be read"):
             if ids is None:
-                found = self._select(names, [], most)
+                rows = self._select(names, [], most)
             else:
                 listed = list(dict.fromkeys(_listed(ids)))
                 for part in row_blocks(len(listed), LISTED_AT_ONCE):
-                    if len(found) < most:
+                    if len(rows) < most:
                         condition = Condition("id", "in", listed[part])
-                        found += self._select(names, [condition], most - len(found))
-        columns = dict(zip(names, zip(*found, strict=True), strict=False))
-        texts = {name: list(columns.get(name, ())) for name in COLUMNS}
-        matrix = np.array(columns.get("vector", ()), np.float32).reshape(-1, dimension)
-        return Rows(list(columns.get("id", ())), matrix, texts)
+                        rows += self._select(names, [condition], most - len(rows))
+        return _rows_from(rows, names, dimension)
+
+    def _rows_of_classes(self, classes: list[str]) -> Rows:
+        dimension = self._existing().dimension
+        names = ("id", "vector", *COLUMNS)
+        with self._user_errors("cannot be read"):
+            rows = self._select(names, [Condition("class", "in", classes)])
+        return _rows_from(rows, names, dimension)
 
     def class_counts(self) -> dict[str, int]:
         """See `Gallery.class_counts`."""
@@ -816,6 +948,14 @@ class WritableGallery(Gallery):
         """Return columns of rows, at most so many; none where there is no table."""
 
 
+def _rows_from(rows: list[tuple], names: Sequence[str], dimension: int) -> Rows:
+    """Return rows from the values of their columns."""
+    columns = dict(zip(names, zip(*rows, strict=True), strict=False))
+    texts = {name: list(columns.get(name, ())) for name in COLUMNS}
+    matrix = np.array(columns.get("vector", ()), np.float32).reshape(-1, dimension)
+    return Rows(list(columns.get("id", ())), matrix, texts)
+
+
 def _placed(vectors: np.ndarray, distance: str) -> np.ndarray:
     return np.asarray(unit_rows(vectors), np.float32) if distance == "cosine" else vectors
 
@@ -883,7 +1023,9 @@ def _rows_of(
     return _NewRows(ids, vectors, columns, source, model, replace, frozenset(numbers))
 
 
-def open_gallery(address: str, *, distance: str = "") -> Gallery:
+def open_gallery(
+    address: str, *, distance: str = "", per_class: str = "", groups: str = ""
+) -> Gallery:
     """Open a gallery where it is.
 
     A database is `lancedb:///folder` or `pgvector://user:password@host:port/database`. Options
@@ -896,6 +1038,9 @@ def open_gallery(address: str, *, distance: str = "") -> Gallery:
         address: The address.
         distance: What near means in stored embeddings, `euclidean` by default. Databases and
             retrievers have their own.
+        per_class: What stands for a class, as `Gallery.identities`: `mean` and `max_of_means` find
+            classes. Empty: what the gallery has, for all but some retrievers `nearest`.
+        groups: As `Gallery.identities`.
 
     Returns:
         A `Gallery`, of a database a `WritableGallery`; close it, or use it in a `with`.
@@ -915,6 +1060,21 @@ def open_gallery(address: str, *, distance: str = "") -> Gallery:
         >>> neighbors.ids.tolist(), neighbors.columns["class"].tolist()
         ([['b']], [['coupe']])
     """
+    gallery = _open(address, distance)
+    if not per_class:
+        return gallery
+    try:
+        identities = gallery.identities(per_class, groups)
+    except BaseException:
+        gallery.close()
+        raise
+    if identities is not gallery:
+        gallery.close()
+    return identities
+
+
+def _open(address: str, distance: str) -> Gallery:
+    """Open a gallery as it is, see `open_gallery`."""
     kind = kind_of_gallery(address)
     if kind == "embeddings":
         stored = read_embeddings(os.path.expanduser(address))
