@@ -157,7 +157,7 @@ def write_report(
     interval_name: str = "95% interval",
     num_queries: int = 10,
     held_out: tuple[Any, Any] | None = None,
-    target: Mapping[str, float] = TARGET,
+    target: Mapping[str, Any] = TARGET,
 ) -> None:
     """Write the report: metrics, curves, retrieval examples, thresholds, the map, confusions,
     settings.
@@ -265,7 +265,7 @@ def thresholds(
     dataset: ImageDataset,
     distance: str,
     held_out: tuple[Any, Any] | None = None,
-    target: Mapping[str, float] = TARGET,
+    target: Mapping[str, Any] = TARGET,
 ) -> dict[str, Any] | None:
     """Return the threshold, the rates at it and at others, their curve and both histograms.
 

@@ -478,13 +478,15 @@ class MemoryGallery(Gallery):
         """Return the k nearest classes of some of the rows."""
         names, numbers = self._classes
         numbers = numbers[own]
-        texts = np.full((len(queries), k), None, object)
+        classes = np.full((len(queries), k), -1)
         distances = np.full((len(queries), k), np.inf, np.float32)
         if len(vectors):
             depth = references_for(k, int(np.bincount(numbers).max()), len(vectors))
             near, far = nearest_neighbors(queries, vectors, k=depth, distance=distance)
             classes, distances = each_class_once(numbers[near], far, k)
-            texts = np.where(classes < 0, None, names[classes])
+        texts = np.full(classes.shape, None, object)
+        is_found = classes >= 0
+        texts[is_found] = names[classes[is_found]]
         return Neighbors(texts, distances, {"class": texts.copy()})
 
     def _rows_where(self, conditions: list[Condition]) -> np.ndarray:
