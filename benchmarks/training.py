@@ -185,7 +185,7 @@ def start_up(arguments):
                 f"{row // 1000}/{row}.jpg,{row % classes},train\n" for row in range(arguments.rows)
             )
         # There are no images.
-        tfdml.data.readers.tables.require_files = lambda name, paths, advice: tuple(paths)
+        tfdml.data.readers.splits.require_files = lambda name, paths, advice: tuple(paths)
         started = time.process_time()
         dataset = stage("read the list", tfdml.data.load("list", file))
         dataset = stage("number the classes", dataset.contiguous())

@@ -7,7 +7,7 @@ import pytest
 
 from tfdml import names
 from tfdml.errors import UserError
-from tfdml.names import CLASS, ID, PATH, ROLE, TEXT, clean
+from tfdml.names import CLASS, ID, PATH, ROLE, TEXT, class_names_of, clean
 
 DECOMPOSED = "cafe\u0301"
 WORDS = ("NA", "N/A", "#N/A", "NULL", "null", "none", "NaN", "<NA>")
@@ -91,3 +91,15 @@ def test_nothing_is_noted_of_what_stays(kind, values, notes):
 def test_what_is_no_name_is_refused_with_its_place(kind, values, message):
     with pytest.raises(UserError, match=message):
         clean(values, kind, "list", lambda row: f"line {row + 3}")
+
+
+@pytest.mark.parametrize("values", [[b"NA", "bus"], ["NA ", "bus"], ["1.0", "1", "01"]])
+def test_a_name_is_noted_once_however_many_entrances_it_passes(values, notes):
+    plain = clean(values, CLASS, "list.csv, column label")
+    notes.clear()
+    class_names = class_names_of(dict(enumerate(sorted(plain))), "list: class_names")
+    rows = np.array(list(class_names.values()), object)[:2]
+    assert clean(rows, CLASS, "class_names") == sorted(plain)[:2]
+    assert notes == []
+    clean(list(map(str, plain)), CLASS, "another list")
+    assert len(notes) == 1

@@ -17,7 +17,7 @@ from tfdml import names
 from tfdml.cli import embed as embed_command
 from tfdml.cli import search as search_command
 from tfdml.data import ArrayImages, EncodedImages, FileImages, ImageDataset
-from tfdml.data.images import VectorImages
+from tfdml.data.images import OptionalImages
 from tfdml.embeddings import ImageTable
 from tfdml.embeddings.backends import EmbeddingBackend
 from tfdml.errors import UserError
@@ -233,7 +233,7 @@ IDS = {
     "FileImages paths": lambda value: FileImages((value, "a")).names,
     "EncodedImages names": lambda value: EncodedImages((b"", b""), (value, "a")).names,
     "ArrayImages names": lambda value: ArrayImages(PIXELS, (value, "a")).names,
-    "VectorImages names": lambda value: VectorImages(np.eye(2), (value, "a")).names,
+    "OptionalImages names": lambda value: OptionalImages((value, "a")).names,
 }
 TEXTS = {
     "ImageDataset texts": lambda value: of_dataset(texts=[value, "bus"]),

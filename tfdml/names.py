@@ -67,6 +67,12 @@ TEXT = Kind("texts", several_lines=True, missing="noted")
 PATH = Kind("paths", plain=False)
 
 
+class _Noted(str):
+    """A name that a warning has named: it passes further entrances without another one."""
+
+    __slots__ = ()
+
+
 @functools.lru_cache(maxsize=1024)
 def warn(text: str) -> None:
     """Log a warning, once: several parts of a program read the same file."""
@@ -119,7 +125,8 @@ def clean(
     """Return names as text, all alike wherever they come from.
 
     A warning counts what is trimmed, what differs from others in its spelling alone and becomes one
-    with them, words for "missing", and numbers that are written in several ways.
+    with them, words for "missing", and numbers that are written in several ways. Names that
+    `clean` has returned give no second warning.
 
     Args:
         values: Texts, UTF-8 bytes, integers or None; a list or an array.
@@ -155,7 +162,8 @@ def clean(
             name_of[item] = _plain(item, kind)
         except ValueError as error:
             raise UserError(f"{source}, {place(items.index(item))}: {error}") from None
-    _warn_of_changes(name_of, kind, source)
+    for name in _warn_of_changes(name_of, kind, source):
+        name_of.update({item: _Noted(name) for item in name_of if name_of[item] == name})
     return [name_of[item] for item in items]
 
 
@@ -194,13 +202,17 @@ def _trimmed(text: str) -> str:
     return text.strip().strip(_WITHOUT_WIDTH).strip()
 
 
-def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> None:
+def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> set[str]:
     """Warn of each kind of change, with a count and an example.
 
     Args:
         name_of: The plain name of each value.
+
+    Returns:
+        The names that stay as they are, against appearance.
     """
-    changes: dict[str, list[str]] = {}
+    noted: set[str] = set()
+    changes: dict[str, list[Any]] = {}
     if kind.plain:
         changed = (item for item, name in name_of.items() if item is not name)
         changes["texts with white space around them: it is dropped"] = [
@@ -208,16 +220,20 @@ def _warn_of_changes(name_of: dict[Any, str], kind: Kind, source: str) -> None:
         ]
         changes["written in several ways: each is taken for one"] = _written_twice(name_of)
     if kind.missing == "noted":
-        changes['words for "missing": they are kept as names'] = _missing_words(name_of)
+        words = _missing_words(name_of)
+        spellings = _numbers_written_twice(name_of.values())
+        changes['words for "missing": they are kept as names'] = words
         changes["numbers that others are, too, in another spelling: they are kept apart"] = (
-            _numbers_written_twice(name_of.values())
+            spellings
         )
+        noted = {name_of[word] for word in words} | {*spellings}
     elif kind.missing == "dropped":
         changes['words for "missing": they are left out'] = _missing_words(name_of)
     for change, examples in changes.items():
         if examples:
             count = f"{len(examples):,} of the {kind.plural} are"
             warn(f"{source}: {count} {change}, such as {quoted(examples[0])}")
+    return noted
 
 
 def _written_twice(name_of: dict[Any, str]) -> list[str]:
@@ -228,12 +244,13 @@ def _written_twice(name_of: dict[Any, str]) -> list[str]:
     return [name for name, count in spellings.items() if count > 1]
 
 
-def _missing_words(name_of: dict[Any, str]) -> list[str]:
+def _missing_words(name_of: dict[Any, str]) -> list[Any]:
+    """Return the values that are words for "missing"."""
     words = []
     for item, name in name_of.items():
-        if len(name) <= _LONGEST_WORD:
+        if len(name) <= _LONGEST_WORD and not isinstance(name, _Noted):
             word = name or (_trimmed(item) if isinstance(item, str) else "")
-            words += [str(item)] if word.lower() in _MISSING else []
+            words += [item] if word.lower() in _MISSING else []
     return words
 
 
@@ -242,6 +259,8 @@ def _numbers_written_twice(names: Iterable[str]) -> list[str]:
     first: dict[decimal.Decimal, str] = {}
     twice = []
     for name in dict.fromkeys(names):
+        if isinstance(name, _Noted):
+            continue
         if _NUMBER.fullmatch(name) and first.setdefault(decimal.Decimal(name), name) != name:
             twice.append(name)
     return twice

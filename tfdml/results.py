@@ -78,21 +78,14 @@ class QueryValues:
             values: As `retrieval_per_query` returns them.
             directory: Where the data set lies: names count from there.
         """
-        from tfdml.data.images import (
-            VectorImages,
-            images_checksum,
-        )  # needs TensorFlow, which measuring alone does not
-
         table = ImageTable.of([dataset], directory)
         queries, _ = dataset_roles(dataset)
-        names = (table.names[i].encode("utf-8", "surrogateescape") for i in queries)
-        ids = np.array(
-            [int.from_bytes(hashlib.sha256(name).digest()[:8], "little") for name in names],
-            np.uint64,
-        )
+        names = (table.names[row].encode("utf-8", "surrogateescape") for row in queries)
+        hashes = (hashlib.sha256(name).digest()[:8] for name in names)
+        ids = np.array([int.from_bytes(value, "little") for value in hashes], np.uint64)
         checksum = table.checksum()
-        if not isinstance(dataset.images, VectorImages):
-            checksum += f" {images_checksum(dataset.images)}"
+        if dataset.vectors is None:
+            checksum += f" {dataset.checksum()}"
         return cls(
             ids,
             dataset.labels[queries],
@@ -254,10 +247,11 @@ class RetrievalResults:
         names[present] = clean(names[present], ID, "ids")
         columns = {**neighbors.columns, **(columns or {})}
         if classes is not None:
-            own = np.asarray(classes, object)
-            columns["relevant"] = neighbors.columns["class"] == own[:, None]
-            columns["num_relevant"] = [(class_counts or {}).get(name, 0) for name in own]
-            columns["query_class"] = own
+            query_classes = np.asarray(classes, object)
+            counts = class_counts or {}
+            columns["relevant"] = neighbors.columns["class"] == query_classes[:, None]
+            columns["num_relevant"] = [counts.get(name, 0) for name in query_classes]
+            columns["query_class"] = query_classes
         query_names = clean(query_ids, ID, "query_ids")
         return cls._of_names(query_names, names, neighbors.distances, columns)
 
@@ -332,23 +326,23 @@ class RetrievalResults:
         if not has_truth:
             relevance = Relevance.lists([[]] * len(embeddings))
         task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
-        queries = names = _names_of(query_ids, len(task.queries), "query_ids")
+        query_names = gallery_names = _names_of(query_ids, len(task.queries), "query_ids")
         if gallery is not None:
-            names = _names_of(gallery_ids, len(task.gallery), "gallery_ids")
-        _, near, distances = zip(*nearest_left(task, min(k, task.available), distance), strict=True)
-        rows = np.concatenate(near)
+            gallery_names = _names_of(gallery_ids, len(task.gallery), "gallery_ids")
+        blocks = nearest_left(task, min(k, task.available), distance)
+        _, rows_of_blocks, distances = zip(*blocks, strict=True)
+        rows = np.concatenate(rows_of_blocks)
         columns: dict[str, Any] = {}
         if has_truth:
             columns["relevant"] = task.relevance.of(slice(None), rows) > 0
             columns["num_relevant"] = task.matches
         if task.labels is not None:
             columns["query_class"] = class_of_each(task.labels, class_names)
-        targets = labels if gallery is None else gallery_labels
-        if targets is not None:
-            targets = ids_or_names(targets, len(task.gallery), "gallery_labels")
-            columns["class"] = class_of_each(targets, class_names)[rows]
-        ids: Any = np.where(rows < 0, None, names[rows])
-        return cls._of_names(queries.tolist(), ids, np.concatenate(distances), columns)
+        classes = labels if gallery is None else gallery_labels
+        if classes is not None:
+            columns["class"] = _classes_of_rows(rows, classes, len(task.gallery), class_names)
+        names: Any = np.where(rows < 0, None, gallery_names[rows])
+        return cls._of_names(query_names.tolist(), names, np.concatenate(distances), columns)
 
     @classmethod
     def of_dataset(
@@ -437,6 +431,21 @@ class RetrievalResults:
             write(self.table, temporary)
 
 
+def _classes_of_rows(
+    rows: np.ndarray, classes: Any, count: int, class_names: Mapping[int, str]
+) -> np.ndarray:
+    """Return the name of the class of each row of a gallery, in the shape of `rows`.
+
+    Args:
+        rows: Rows of the gallery.
+        classes: The class id or name of each of its images.
+        count: How many images it has.
+        class_names: The names of class ids.
+    """
+    ids = ids_or_names(classes, count, "gallery_labels")
+    return class_of_each(ids, class_names)[rows]
+
+
 def _numbered(labels: Any, gallery_labels: Any) -> tuple[np.ndarray, Any, dict[int, str]]:
     """Return ids in place of names of classes, and the name of each id."""
     sides = [ids_or_names(labels, len(labels))]
@@ -447,8 +456,10 @@ def _numbered(labels: Any, gallery_labels: Any) -> tuple[np.ndarray, Any, dict[i
     return ids[: len(labels)], of_gallery, dict(enumerate(names.tolist()))
 
 
-def _names_of(names: Any, count: int, what: str) -> np.ndarray:
-    array = np.array(clean(range(count) if names is None else names, ID, what), object)
+def _names_of(names: Any, count: int, argument: str) -> np.ndarray:
+    """Return the names of images, their rows by default, as an array of texts."""
+    values = range(count) if names is None else names
+    array = np.array(clean(values, ID, argument), object)
     if array.shape != (count,):
-        raise UserError(f"{what} must be one name for each of {count} images; got {len(array)}")
+        raise UserError(f"{argument} must be one name for each of {count} images; got {len(array)}")
     return array

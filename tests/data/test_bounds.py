@@ -12,8 +12,8 @@ from PIL import Image
 from tests.data.preparations import encoded, picture
 from tests.data.test_orientation import chunk, exif_segment, segment, tiff
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, decoding
-from tfdml.data.dataset import check, explain_failure, find_faults
 from tfdml.data.decoding import decode_image, orientation_of, scan_fault
+from tfdml.data.faults import check, explain_failure, find_faults
 from tfdml.data.pipeline import readable_views
 from tfdml.data.preparation import check_images
 from tfdml.errors import UserError

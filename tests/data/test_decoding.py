@@ -14,8 +14,8 @@ from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded, png
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, TrainTransform
-from tfdml.data.dataset import find_faults
 from tfdml.data.decoding import decode_image
+from tfdml.data.faults import find_faults
 from tfdml.data.pipeline import decoded_source, readable_views
 from tfdml.errors import UserError
 from tfdml.export.saved_model import RequestPreprocessor

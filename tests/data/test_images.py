@@ -1,13 +1,23 @@
 """Other images have another checksum, whatever they are called; special files are named and not
 opened."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.data.preparations import encoded
 from tfdml.data import ImageDataset
-from tfdml.data.images import EncodedImages, FileImages, VectorImages, images_checksum
+from tfdml.data import images as data_images
+from tfdml.data.faults import check
+from tfdml.data.images import (
+    ArrayImages,
+    EncodedImages,
+    FileImages,
+    OptionalImages,
+    images_checksum,
+)
 from tfdml.data.pipeline import evaluation_batches, training_batches
 from tfdml.data.sampling import ShuffleSampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -63,7 +73,12 @@ def test_pictures_are_upright_opaque_and_rgb(tmp_path):
 
 def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
     vectors = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
-    dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(7) % 2)
+    dataset = ImageDataset(vectors=vectors, labels=np.arange(7) % 2)
+    assert (dataset.dimension, dataset.names[1], dataset.images.picture(1).shape) == (
+        5,
+        "1",
+        (64, 64, 3),
+    )
     sampler = ShuffleSampler(7, 4, seed=1)
     batches = list(
         training_batches(
@@ -77,21 +92,43 @@ def test_vectors_come_in_whole_batches_as_they_are(tmp_path):
         [batch for batch, _ in evaluation_batches(dataset, EvaluationTransform(), 3)]
     )
     np.testing.assert_array_equal(found, vectors)
+    assert check(dataset) is dataset
     other = vectors.copy()
     other[3, 2] += 1
-    assert (
-        images_checksum(VectorImages(other))
-        != images_checksum(dataset.images)
-        == images_checksum(VectorImages(vectors))
-    )
+    same, changed = (dataclasses.replace(dataset, vectors=each) for each in (vectors, other))
+    assert changed.checksum() != dataset.checksum() == same.checksum()
+    np.testing.assert_array_equal(changed.take([3, 0]).vectors, other[[3, 0]])
+    np.testing.assert_array_equal(dataset.join(changed).vectors, np.concatenate([vectors, other]))
+    for wrong, message in (
+        (vectors[0], "numbers"),
+        (vectors[:3], r"7 images but vectors of shape \(3"),
+        (vectors > 0, "numbers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ImageDataset(vectors=wrong, labels=dataset.labels)
 
 
 def test_an_address_in_a_table_of_vectors_is_not_opened_outside_its_folder():
     write_whole("memory://mine/a.png", b"bytes")
     for folder, readable in (("memory://mine", True), ("memory://other", False), ("", False)):
-        images = VectorImages(np.ones((1, 4), np.float32), ("memory://mine/a.png",), folder)
+        images = OptionalImages(("memory://mine/a.png",), folder)
         if readable:
             assert images.encoded(0) == b"bytes"
         else:
             with pytest.raises(OSError, match=r"is an address|other/"):
                 images.encoded(0)
+
+
+def test_what_is_taken_from_images_is_not_checked_again(monkeypatch):
+    kinds = (
+        FileImages(("a", "b", "c")),
+        EncodedImages((b"a", b"b", b"c"), ("a", "b", "c")),
+        ArrayImages(np.arange(3 * 48, dtype=np.uint8).reshape(3, 4, 4, 3), ("a", "b", "c")),
+        OptionalImages(("a", "b", "c"), "photos"),
+    )
+    monkeypatch.setattr(data_images, "clean", None)
+    for images in kinds:
+        part = images.take(np.array([2, 0]))
+        assert (type(part), len(part), len(images)) == (type(images), 2, 3)
+        assert (part.name(0), part.name(1)) == (images.name(2), images.name(0))
+    np.testing.assert_array_equal(kinds[2].take(np.array([2])).pixels(), kinds[2].pixels()[2:])

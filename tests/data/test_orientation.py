@@ -12,8 +12,9 @@ from PIL import Image, ImageOps
 
 from tests.data.preparations import encoded
 from tfdml.data import EncodedImages, EvaluationTransform
-from tfdml.data.dataset import ImageDataset, check
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
+from tfdml.data.faults import check
 from tfdml.data.preparation import check_images, prepare
 from tfdml.export.saved_model import RequestPreprocessor
 

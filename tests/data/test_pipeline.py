@@ -9,7 +9,8 @@ from PIL import Image
 from tests.data.preparations import assert_same, encoded, shuffled
 from tests.fork_server import fork_server
 from tests.marks import first_quick
-from tfdml.data.dataset import ImageDataset, explain_failure
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
 from tfdml.data.pipeline import (
     class_balanced,

@@ -17,9 +17,16 @@ from tfdml import backbones
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.transforms import resize_to_side
 from tfdml.embeddings import embed
-from tfdml.embeddings.backends import embed_views, load_backend, load_embedder, views_of
+from tfdml.embeddings.backends import (
+    embed_readable,
+    embed_views,
+    load_backend,
+    load_embedder,
+    views_of,
+)
 from tfdml.embeddings.model_card import fingerprint
 from tfdml.errors import UserError
+from tfdml.models import Head
 
 FORMS = ("keras", "saved_model", "litert")
 # Vectors of length 1 in float32: decoding is the same bit by bit, arithmetic is not.
@@ -281,3 +288,14 @@ def test_embeddings_are_averaged_over_views(models, sources):
             views_of(EvaluationTransform(28, 28), **arguments)
     with pytest.raises(UserError, match="has one view"):
         embed_views(sources["saved_model"], dataset, 4)
+
+
+def test_no_stored_vector_is_left_out_for_the_image_that_it_is_of(tmp_path):
+    head = Head(3, embedding_dim=2)
+    head.build((None, 3))
+    head.save(tmp_path / "head.keras")
+    backend = load_backend(tmp_path / "head.keras")
+    dataset = ImageDataset(vectors=np.eye(3), labels=[0, 0, 1])
+    rows, vectors, faults = embed_readable(backend, dataset, batch_size=2)
+    assert (rows.tolist(), faults) == ([0, 1, 2], [])
+    np.testing.assert_array_equal(vectors, backend.embed(dataset, 2))

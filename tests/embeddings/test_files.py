@@ -343,7 +343,8 @@ def test_damaged_and_missing_files_are_refused(tmp_path):
     ]
     contents = {"npy": lies, "npz": [b"PK\x03\x04 cut short"], "parquet": [b"PAR1 cut short"]}
     for arrays, says in (
-        ({"embeddings": EMBEDDINGS, "labels": np.arange(9)}, "label"),
+        ({"embeddings": EMBEDDINGS, "labels": np.arange(9)}, "columns differ in their number"),
+        ({"embeddings": EMBEDDINGS, "labels": np.zeros((10, 2))}, "labels must have shape"),
         ({"embeddings": EMBEDDINGS[0]}, "numbers"),
         ({"embeddings": np.array([{}] * 3, object)}, "cannot be read"),
     ):

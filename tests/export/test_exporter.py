@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.export.networks import small_dataset, small_embedder
-from tfdml.data import EvaluationTransform, ImageDataset, VectorImages
+from tfdml.data import EvaluationTransform, ImageDataset
 from tfdml.embeddings.model_card import CARD, fingerprint
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
@@ -110,7 +110,7 @@ def test_a_file_has_the_threshold_that_its_vectors_move_or_none():
     rng, lines = np.random.default_rng(2), []
     labels = np.arange(400) // 20
     vectors = rng.normal(size=(20, 8))[labels] + 0.8 * rng.normal(size=(400, 8))
-    dataset = ImageDataset("made", "train", VectorImages(vectors.astype("float32")), labels)
+    dataset = ImageDataset("made", "train", labels=labels, vectors=vectors.astype("float32"))
     other = vectors + 0.3 * rng.normal(size=vectors.shape)
     elsewhere = rng.normal(size=(30, 8))[np.arange(600) // 20] + 0.8 * rng.normal(size=(600, 8))
     calibration = calibrate(elsewhere, np.arange(600) // 20, far=0.02)
@@ -179,7 +179,7 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_version(embedder, tmp_
 def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(24, 6)).astype(np.float32)
-    dataset = ImageDataset(images=VectorImages(vectors), labels=np.arange(24) // 4)
+    dataset = ImageDataset(vectors=vectors, labels=np.arange(24) // 4)
     head = Head(6, embedding_dim=4)
     head.build((None, 6))
     formats = [

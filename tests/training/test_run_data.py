@@ -25,7 +25,6 @@ from tfdml.training.run_data import (
     make_sampler,
     make_transforms,
     plan_cache,
-    relation_of,
     split_training_classes,
     vector_splits,
 )
@@ -255,7 +254,7 @@ def test_the_last_classes_of_stored_vectors_are_the_test_classes(tmp_path):
     ]
     assert sorted(rows) == list(range(12))
     found = np.concatenate(
-        [part.images.pixels() for part in (splits.train, splits.validation, splits.test)]
+        [part.vectors for part in (splits.train, splits.validation, splits.test)]
     )
     np.testing.assert_array_equal(found, np.arange(36, dtype=np.float32).reshape(12, 3)[rows])
     splits = load_splits(DataSettings(features=path, dataset_options="test_fraction=0.25"), seed=0)
@@ -319,18 +318,18 @@ def test_pairs_and_label_rows_decide_what_belongs_together():
     given = PairList(np.array([[0, 5], [1, 2]]), np.array([1, 0]))
     plain = ImageDataset(images=np.zeros((6, 2, 2, 3), np.uint8), labels=[0, 0, 1, 1, 2, 2])
     with_pairs = dataclasses.replace(plain, pairs=given)
-    assert relation_of(plain) is None
-    np.testing.assert_array_equal(relation_of(with_pairs).pairs, [[0, 5, 1], [1, 2, 0]])
+    assert plain.relation is None
+    np.testing.assert_array_equal(with_pairs.relation.pairs, [[0, 5, 1], [1, 2, 0]])
     sets = dataclasses.replace(plain, label_rows=np.eye(6, 3))
-    assert relation_of(sets) is shares_a_label
+    assert sets.relation is shares_a_label
     levels = dataclasses.replace(sets, protocol=Protocol(("recall",), levels=sets.label_rows))
-    assert relation_of(levels).column == 0
+    assert levels.relation.column == 0
     settings = batches_of(sampling="pairs", batch_size=4)
     assert sorted(make_sampler(settings, with_pairs, seed=0).batch(0)) == [0, 1, 2, 5]
     with pytest.raises(UserError, match="no given pairs"):
         make_sampler(settings, plain, seed=0)
     with pytest.raises(UserError, match="no given pair or triplet"):
-        relation_of(with_pairs.take([0, 1]))
+        with_pairs.take([0, 1]).relation  # noqa: B018
     view = TrainTransform(resize=2, image_size=2)
     ((_, ids),) = training_batches(with_pairs, ShuffleSampler(6, 6), view, num_steps=1)
     assert sorted(ids.numpy()) == list(range(6))

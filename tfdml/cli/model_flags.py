@@ -108,7 +108,7 @@ class DataChoice:
     def load(self, split: str) -> ImageDataset:
         """One split."""
         from tfdml import data
-        from tfdml.data.dataset import check
+        from tfdml.data.faults import check
 
         if self.features:
             return self._stored(split)

@@ -44,7 +44,6 @@ from tfdml.registry import DISTANCES
 if TYPE_CHECKING:
     import numpy as np
 
-    from tfdml.data import ImageDataset
     from tfdml.embeddings.files import StoredEmbeddings
     from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
@@ -273,7 +272,7 @@ def _holds_images(queries: Sequence[str]) -> bool:
 
 
 def _paths(flags: SearchFlags) -> list[str]:
-    from tfdml.data.readers.tables import images_named
+    from tfdml.data.readers.image_files import images_named
 
     paths: list[str] = []
     for text in flags.queries:
@@ -301,7 +300,7 @@ def _images(flags: SearchFlags, paths: list[str]) -> _Queries:
     import numpy as np
 
     from tfdml.data import ImageDataset
-    from tfdml.data.dataset import check
+    from tfdml.data.faults import check
     from tfdml.data.images import FileImages
 
     load_tensorflow()
@@ -321,20 +320,14 @@ def _stored(flags: SearchFlags) -> _Queries:
     vectors = np.asarray(read.embeddings)
     model = read.model
     if flags.model:
+        from tfdml.data import ImageDataset
+
         head = load_source(flags)
-        vectors = head.embed(_as_images(read.embeddings), flags.batch_size)
+        labels = np.zeros(len(read), np.int64)
+        dataset = ImageDataset("queries", "all", labels=labels, vectors=read.embeddings)
+        vectors = head.embed(dataset, flags.batch_size)
         model = head.fingerprint()
     return _Queries(list(read.names), vectors, read.classes, model, read.classes_are_numbers)
-
-
-def _as_images(vectors: np.ndarray) -> ImageDataset:
-    import numpy as np
-
-    from tfdml.data import ImageDataset
-    from tfdml.data.images import VectorImages
-
-    images = VectorImages(np.asarray(vectors))
-    return ImageDataset("queries", "all", images, np.zeros(len(vectors), np.int64))
 
 
 def _searched_itself(flags: SearchFlags) -> StoredEmbeddings | None:

@@ -12,14 +12,14 @@ _PARTS = {
     "tfdml.data.dataset": (
         "ImageDataset",
         "PairList",
-        "explain_failure",
     ),
     "tfdml.data.decoding": ("decode_image",),
+    "tfdml.data.faults": ("explain_failure",),
     "tfdml.data.images": (
         "ArrayImages",
         "EncodedImages",
         "FileImages",
-        "VectorImages",
+        "OptionalImages",
     ),
     "tfdml.data.pipeline": (
         "class_balanced",
@@ -53,12 +53,12 @@ if TYPE_CHECKING:
     from tfdml.data.catalog import names as names
     from tfdml.data.dataset import ImageDataset as ImageDataset
     from tfdml.data.dataset import PairList as PairList
-    from tfdml.data.dataset import explain_failure as explain_failure
     from tfdml.data.decoding import decode_image as decode_image
+    from tfdml.data.faults import explain_failure as explain_failure
     from tfdml.data.images import ArrayImages as ArrayImages
     from tfdml.data.images import EncodedImages as EncodedImages
     from tfdml.data.images import FileImages as FileImages
-    from tfdml.data.images import VectorImages as VectorImages
+    from tfdml.data.images import OptionalImages as OptionalImages
     from tfdml.data.pipeline import class_balanced as class_balanced
     from tfdml.data.pipeline import evaluation_batches as evaluation_batches
     from tfdml.data.pipeline import training_batches as training_batches

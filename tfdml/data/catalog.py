@@ -63,11 +63,16 @@ def load(
     splits = (*SPLITS, *ROLES, "all") if name == "folder" else SPLITS + ROLES
     check_choice("split", split, splits)
     parameters = inspect.signature(reader).parameters
-    known = [p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    names_of_options = [
+        parameter.name
+        for parameter in parameters.values()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
     types = typing.get_type_hints(reader)
     for option, value in options.items():
-        if option not in known:
-            takes = f"it takes: {', '.join(known)}" if known else "it takes none"
+        if option not in names_of_options:
+            choices = ", ".join(names_of_options)
+            takes = f"it takes: {choices}" if choices else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
         check = arguments.BY_TYPE.get(types.get(option, Any))
         with user_errors(ValueError, f"data set {name}: {REASON} (one of its options)"):

@@ -1,47 +1,50 @@
 """What a data set is to the rest of the library: images that can be read by index, and their
-labels.
-
-And which of its images cannot be used: missing, damaged or unsupported files.
-"""
+labels."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
-import io
-import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import tensorflow as tf
-from absl import logging
-from PIL import ExifTags, Image
 
-from tfdml.data.decoding import (
-    FOREIGN,
-    PNG,
-    WEBP,
-    Format,
-    decode_whole,
-    format_of,
-    is_cut,
-    narrow_fault,
-    orientation_of,
-    scan_fault,
+from tfdml.data.images import (
+    ArrayImages,
+    Images,
+    OptionalImages,
+    Source,
+    images_checksum,
+    join_images,
+    row_numbers,
+    source_of_vectors,
 )
-from tfdml.data.images import ArrayImages, Images, in_threads, join_images, read_header, row_numbers
-from tfdml.data.limits import DECODER_LIMIT
-from tfdml.errors import UserError, short_message
-from tfdml.io.files import access_fault
+from tfdml.errors import UserError
 from tfdml.labels import image_rows, integer_labels, true_or_false
+from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.names import TEXT, class_names_of, clean
 
 
 def _as_texts(values: Any) -> np.ndarray:
     return np.array(clean(values, TEXT, "texts", lambda row: f"row {row}"), object)
+
+
+def _as_vectors(values: Any) -> np.ndarray:
+    vectors = np.asarray(values)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+        raise UserError(
+            f"vectors must be numbers (N, D), not {vectors.dtype} of shape {vectors.shape}"
+        )
+    return vectors
+
+
+def _joined(first: np.ndarray | None, second: np.ndarray | None) -> np.ndarray | None:
+    """Return a column of two data sets as one; None where one of them has none."""
+    if first is None or second is None:
+        return None
+    return np.concatenate([first, second])
 
 
 #: What a data set may have of each image besides its class, and how it is read.
@@ -54,6 +57,7 @@ _COLUMNS: dict[str, Callable[[Any], np.ndarray]] = {
     ),
     "texts": _as_texts,
     "tokens": np.asarray,
+    "vectors": _as_vectors,
 }
 
 
@@ -124,14 +128,11 @@ class PairList:
     def scored(self) -> np.ndarray:
         """(P, 3) float64: of each pair, once, the two rows in ascending order, and 1 if it is
         similar, else 0."""
-        if self.is_similar is None:
-            pairs = [
-                np.insert(self.rows[:, [0, end]].astype(np.float64), 2, 2 - end, axis=1)
-                for end in (1, 2)
-            ]
-            scored = np.concatenate(pairs)
-        else:
-            scored = np.column_stack([self.rows, self.is_similar])
+        pairs, is_similar = self.rows, self.is_similar
+        if is_similar is None:
+            pairs = np.concatenate([self.rows[:, [0, 1]], self.rows[:, [0, 2]]])
+            is_similar = np.repeat([1.0, 0.0], len(self.rows))
+        scored = np.column_stack([pairs, is_similar])
         scored[:, :2].sort(axis=1)
         return np.unique(scored, axis=0)
 
@@ -147,11 +148,12 @@ class PairList:
     def take(self, indices: np.ndarray, size: int) -> PairList:
         """Return those whose images all are among the images at `indices` of `size`, as rows of
         these."""
-        place = np.full(size, -1)
-        place[indices] = np.arange(len(indices))
-        rows = place[self.rows]
-        kept = (rows >= 0).all(axis=1)
-        return PairList(rows[kept], None if self.is_similar is None else self.is_similar[kept])
+        new_rows = np.full(size, -1)
+        new_rows[indices] = np.arange(len(indices))
+        rows = new_rows[self.rows]
+        is_inside = (rows >= 0).all(axis=1)
+        is_similar = None if self.is_similar is None else self.is_similar[is_inside]
+        return PairList(rows[is_inside], is_similar)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -182,6 +184,9 @@ class ImageDataset:
             several texts is there as often.
         tokens: (N, T) integers, what `TextEmbedder.tokenize` makes of the texts; or (N, D) floats,
             their stored vectors. The training batches have them next to the images.
+        vectors: (N, D) numbers, stored vectors of the images, which a `Head` embeds: batches have
+            them in the place of the images. They may be memory-mapped. `images` are for reports
+            alone then, and may be missing.
 
     Raises:
         UserError: There is no image, labels and images differ in number, labels are no integers, a
@@ -206,10 +211,15 @@ class ImageDataset:
     pairs: PairList | None = None
     texts: Any = None
     tokens: np.ndarray | None = None
+    vectors: np.ndarray | None = None
 
     def __post_init__(self):
-        images = self.images if isinstance(self.images, Images) else ArrayImages(self.images)
         labels = integer_labels(self.labels)
+        images = self.images
+        if self.vectors is not None and not len(images):
+            images = OptionalImages(tuple(map(str, range(len(labels)))))
+        if not isinstance(images, Images):
+            images = ArrayImages(images)
         if labels.shape != (len(images),):
             raise UserError(f"{self.name}: {len(images)} images but labels of shape {labels.shape}")
         if not len(labels):
@@ -257,24 +267,64 @@ class ImageDataset:
         """How many classes occur."""
         return len(self.classes)
 
+    @property
+    def dimension(self) -> int:
+        """The size D of the vectors; 0 where images are embedded."""
+        return 0 if self.vectors is None else self.vectors.shape[1]
+
+    def lookup(self) -> Source:
+        """How the input pipeline reads a batch: of the vectors, or else of the images."""
+        return self.images.lookup() if self.vectors is None else source_of_vectors(self.vectors)
+
+    def checksum(self) -> str:
+        """Return what identifies the content of the images, see `images_checksum`, or all
+        vectors."""
+        if self.vectors is None:
+            return images_checksum(self.images)
+        return f"sha256:{hashlib.sha256(self.vectors.tobytes()).hexdigest()}"
+
     @functools.cached_property
     def targets(self) -> np.ndarray:
-        """What a loss compares: (N,) rows of the images where there are `pairs`, or `label_rows`,
-        or `labels`.
-
-        With `tokens`, where images of different classes share a text: (N, 2) labels and
-        `text_numbers`, for `tfdml.mining.same_label_or_text`.
-        """
+        """What `relation` compares, (N,) or (N, L) integers; `labels` where that is None."""
         if self.pairs is not None:
             return np.arange(len(self))
-        if self.tokens is not None:
-            both = np.stack([self.labels, self.text_numbers], axis=1)
-            return (
-                both
-                if len(np.unique(both, axis=0)) > len(np.unique(self.text_numbers))
-                else self.labels
-            )
-        return self.labels if self.label_rows is None else self.label_rows
+        if self.label_rows is not None:
+            return self.label_rows
+        if self._has_shared_texts:
+            return np.stack([self.labels, self.text_numbers], axis=1)
+        return self.labels
+
+    @property
+    def relation(self) -> Relation | Callable | None:
+        """Which images belong together by their `targets`: by the pairs that are given, by their
+        label sets or finest levels, or by class and text; None where the class alone decides.
+
+        A loss takes it as `positives`.
+
+        Raises:
+            UserError: There is no pair.
+
+        Example:
+            >>> loss = tfdml.losses.ContrastiveLoss(margin=1.0, positives=train.relation)
+        """
+        if self.pairs is not None:
+            if not len(self.pairs.rows):
+                raise UserError(
+                    f"{self.name}: no given pair or triplet has all of its images in the "
+                    f"{self.split} split"
+                )
+            return GivenPairs(self.pairs.scored())
+        if self.label_rows is not None:
+            return shares_a_label if self.protocol is None else SameLabel(0)
+        return same_label_or_text if self._has_shared_texts else None
+
+    @functools.cached_property
+    def _has_shared_texts(self) -> bool:
+        """Whether images of different classes share a text that the training batches have."""
+        if self.tokens is None:
+            return False
+        labels_and_texts = np.stack([self.labels, self.text_numbers], axis=1)
+        return len(np.unique(labels_and_texts, axis=0)) > len(np.unique(self.text_numbers))
 
     @functools.cached_property
     def text_numbers(self) -> np.ndarray:
@@ -335,15 +385,16 @@ class ImageDataset:
         """
         indices = row_numbers(indices)
         columns = {name: getattr(self, name) for name in ("labels", *_COLUMNS)}
-        taken = {name: column[indices] for name, column in columns.items() if column is not None}
-        return dataclasses.replace(
-            self,
-            images=self.images.take(indices),
-            class_names={int(c): self.class_names[int(c)] for c in np.unique(taken["labels"])},
-            protocol=self.protocol and self.protocol.take(indices),
-            pairs=self.pairs and self.pairs.take(indices, len(self)),
-            **taken,
-        )
+        taken: dict[str, Any] = {
+            name: column[indices] for name, column in columns.items() if column is not None
+        }
+        classes = np.unique(taken["labels"]).tolist()
+        taken["class_names"] = {label: self.class_names[label] for label in classes}
+        if self.protocol is not None:
+            taken["protocol"] = self.protocol.take(indices)
+        if self.pairs is not None:
+            taken["pairs"] = self.pairs.take(indices, len(self))
+        return dataclasses.replace(self, images=self.images.take(indices), **taken)
 
     def with_class_names(self) -> ImageDataset:
         """Return the same images with texts: where they have none, the names of their classes."""
@@ -378,28 +429,23 @@ class ImageDataset:
         Raises:
             UserError: The images have more than a class each: given pairs, label sets or levels.
         """
-        if any(side.pairs is not None or side.label_rows is not None for side in (self, other)):
-            raise UserError(
-                f"{self.name}: splits with given pairs, label sets or levels cannot be joined"
-            )
-        sides = (self, other)
-        names = dict.fromkeys(
-            side.class_names[label] for side in sides for label in side.classes.tolist()
-        )
-        ids = {name: number for number, name in enumerate(names)}
-        labels = [ids[side.class_names[label]] for side in sides for label in side.labels.tolist()]
-        coarse = [side.super_labels for side in sides if side.super_labels is not None]
-        return ImageDataset(
-            self.name,
-            "all",
-            join_images(self.images, other.images),
-            labels,
-            dict(enumerate(names)),
-            super_labels=np.concatenate(coarse) if len(coarse) == 2 else None,
-            texts=None
-            if any(side.texts is None for side in sides)
-            else np.concatenate([s.texts for s in sides]),
-        )
+        id_of: dict[str, int] = {}
+        labels: list[int] = []
+        for side in (self, other):
+            if side.pairs is not None or side.label_rows is not None:
+                raise UserError(
+                    f"{self.name}: splits with given pairs, label sets or levels cannot be joined"
+                )
+            for label in side.classes.tolist():
+                id_of.setdefault(side.class_names[label], len(id_of))
+            labels += [id_of[side.class_names[label]] for label in side.labels.tolist()]
+        images = join_images(self.images, other.images)
+        class_names = {number: name for name, number in id_of.items()}
+        columns: dict[str, Any] = {
+            name: _joined(getattr(self, name), getattr(other, name))
+            for name in ("super_labels", "texts", "tokens", "vectors")
+        }
+        return ImageDataset(self.name, "all", images, labels, class_names, **columns)
 
     def contiguous(self) -> ImageDataset:
         """Return the same images with class ids 0 .. num_classes - 1, in ascending order of the old
@@ -417,334 +463,3 @@ class ImageDataset:
         if not len(rows):
             raise UserError(f"{self.name}: the {self.split} split has no {split} image")
         return dataclasses.replace(self.take(rows), split=split, is_query=None, protocol=None)
-
-
-_NAMED_IN_MESSAGES = 3
-# Enough for any format's signature, and to show what another file is.
-_HEAD = 32
-_TAIL = 256
-# What other files begin with, and what a message says of them.
-_OTHER_KINDS = {
-    b"GIF8": "a GIF; convert it",
-    b"BM": "a BMP; convert it",
-    b"II*\0": "a TIFF; convert it",
-    b"MM\0*": "a TIFF; convert it",
-    b"8BPS": "a PSD; convert it",
-    b"%PDF": "a PDF; convert it",
-    b"PK\3\4": "a zip archive; unpack it",
-    b"\x1f\x8b": "a gzip archive; unpack it",
-    b"version https://git-lfs": "a pointer of Git LFS; run git lfs pull",
-    b"<": "HTML or XML",
-}
-_TEXT = {*range(32, 127), *b"\t\n\r"}
-
-_JPEG_END = b"\xff\xd9"
-# Texts of a PNG that may state an orientation, by Pillow's names.
-_TURNING_TEXTS = ("XML:com.adobe.xmp", "Raw profile type exif")
-_PNG_END = b"IEND\xaeB`\x82"
-# What TensorFlow's message holds when reading or decoding an image failed: the operation's name or
-# our own words.
-_IMAGE_FAILURE = re.compile(
-    r"ReadFile|Decode(AndCrop)?(Jpeg|Png|WebP)|ExtractJpegShape|Unknown image file format|"
-    rf"{FOREIGN}|animated WebP|too narrow|too many scans"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class ImageError:
-    """What is wrong with one image.
-
-    Args:
-        index: Its place in the images inspected.
-        name: Its path or name.
-        reason: In words, e.g. `"truncated JPEG (no end-of-image marker)"`.
-    """
-
-    index: int
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.reason}"
-
-
-def check(
-    dataset: ImageDataset, bad_images: str = "error", check_images: str = "headers"
-) -> ImageDataset:
-    """Check all images of a data set before it is used.
-
-    Args:
-        dataset: The data set.
-        bad_images: `"error"` to stop at bad images, `"skip"` to leave them out and log how many.
-        check_images: `"headers"`: the header and the end of each file; `"decode"`: every image is
-            decoded, at about a millisecond each.
-
-    Returns:
-        The data set, without the bad images.
-
-    Raises:
-        UserError: There are bad images and `bad_images` is `"error"`, or no image is left.
-
-    Example:
-        >>> len(check(load("folder", "photos"), bad_images="skip"))
-        6
-    """
-    faults = find_faults(dataset.images, decode=check_images == "decode")
-    if not faults:
-        return dataset
-    where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
-    if bad_images == "error":
-        raise UserError(
-            f"{where} cannot be used: {_named(faults)}; mend them, or set bad_images=skip"
-        )
-    if len(faults) == len(dataset):
-        raise UserError(f"none of the {where} can be used: {_named(faults)}")
-    logging.warning("skipping %s: %s", where, _named(faults))
-    return dataset.take(np.setdiff1d(np.arange(len(dataset)), [fault.index for fault in faults]))
-
-
-def find_faults(
-    images: Images, decode: bool = True, max_pixels: int = DECODER_LIMIT
-) -> list[ImageError]:
-    """Check images, on all cores by the decoder that training uses, or by their header and end
-    alone.
-
-    JPEG, PNG and WebP are supported, recognized by content and not by name.
-
-    Args:
-        images: The images. Arrays have nothing to check.
-        decode: Decode images in full, at about a millisecond each. Damage in the middle of a file
-            is not found otherwise.
-        max_pixels: An image whose header states more pixels is bad: a small file can exhaust the
-            memory.
-
-    Returns:
-        The bad images, in order.
-
-    Example:
-        >>> find_faults(EncodedImages((b"",), ("a.jpg",)))[0].reason
-        'empty file'
-    """
-
-    if images.decoded:
-        return []
-
-    def header_fault(index: int) -> tuple[str, int]:
-        try:
-            with images.open(index) as file:
-                return _header_fault(file, max_pixels)
-        except Exception as error:  # clients of file systems have their own error types
-            return access_fault(error), 1
-
-    verdicts: Iterator[tuple[str, int]]
-    if decode:
-        # The shape alone: many images wait for their turn.
-        examined = converted_images(images, lambda data, _: decode_whole(data).shape, max_pixels)
-        verdicts = ((fault, turn) for _, fault, turn in examined)
-    else:
-        verdicts = in_threads(header_fault, range(len(images)))
-    faults = []
-    turned = []
-    for index, (fault, turn) in enumerate(verdicts):
-        if fault:
-            faults.append(ImageError(index, images.name(index), fault))
-        elif turn > 1:
-            turned.append(images.name(index))
-    warn_of_turned(turned, len(images))
-    return faults
-
-
-def warn_of_turned(names: Sequence[str], total: int) -> None:
-    """Warn of images whose orientation the decoder does not read, if there are any.
-
-    Args:
-        names: Of these images.
-        total: How many images there are in all.
-    """
-    if names:
-        logging.warning(
-            "%d of %d images are used as they are stored, for XMP or a text turns them, not EXIF: "
-            "%s; `tfdml prepare` writes them upright",
-            len(names),
-            total,
-            _named(names),
-        )
-
-
-def converted_images(
-    images: Images, convert: Callable[[tf.Tensor, int], Any], max_pixels: int = DECODER_LIMIT
-) -> Iterator[tuple[Any, str, int]]:
-    """Yield what a function makes of each image, what is wrong with the image, or an empty text,
-    and the orientation, 1 to 8, that Pillow finds and the decoder does not.
-
-    Args:
-        images: The images.
-        convert: Called in threads with the bytes of an image and that orientation. Raises
-            TensorFlow's errors where it cannot decode them.
-        max_pixels: As for `find_faults`.
-
-    Example:
-        >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)),
-        ...     lambda data, turn: tfdml.data.decode_image(data)))
-        (None, 'truncated JPEG (no end-of-image marker)', 1)
-    """
-
-    def convert_or_fault(index: int) -> tuple[Any, str, int]:
-        try:
-            data = images.encoded(index)
-        except Exception as error:  # clients of file systems have their own error types
-            return None, access_fault(error), 1
-        fault, turn = _header_fault(io.BytesIO(data), max_pixels, is_whole=True)
-        if fault:
-            return None, fault, 1
-        try:
-            return convert(tf.constant(data), turn), "", turn
-        except (
-            tf.errors.OpError,
-            UnicodeDecodeError,
-        ) as error:  # the second where a message quotes bytes
-            return None, f"damaged: {short_message(error, 'last')}", 1
-
-    return in_threads(convert_or_fault, range(len(images)), os.cpu_count() or 1)
-
-
-def explain_failure(
-    error: BaseException,
-    dataset: ImageDataset,
-    leave_out: str = "check_images=decode and bad_images=skip",
-) -> UserError | None:
-    """Find the images behind an exception that iteration over batches, or `fit`, raised.
-
-    Reads and decodes every image of the data set, at about a millisecond each.
-
-    Args:
-        error: The exception.
-        dataset: The data set that the batches came from.
-        leave_out: By which arguments such images are left out (the default's are those of
-            `tfdml.data.dataset.check`); empty where they cannot be.
-
-    Returns:
-        An error that names the images and what is wrong with them; None if the exception has
-        another cause.
-
-    Example:
-        >>> try:
-        ...     history = model.fit(batches, steps_per_epoch=100)
-        ... except tf.errors.OpError as error:
-        ...     raise (explain_failure(error, dataset) or error) from None
-    """
-    if not (isinstance(error, tf.errors.OpError) and _IMAGE_FAILURE.search(str(error))):
-        return None
-    logging.warning(
-        "an image of %s cannot be read; looking for it among %d", dataset.name, len(dataset)
-    )
-    faults = find_faults(dataset.images)
-    if not faults:
-        return None
-    where = f"{len(faults)} of {len(dataset)} images of {dataset.name} ({dataset.split})"
-    advice = f", or leave them out with {leave_out}" if leave_out else ""
-    return UserError(f"{where} cannot be decoded: {_named(faults)}; fix or remove them{advice}")
-
-
-def _named(items: Sequence[object]) -> str:
-    """Return the first few of several, on one line."""
-    named = "; ".join(str(item).replace("\n", " ") for item in items[:_NAMED_IN_MESSAGES])
-    return named + (
-        f"; and {len(items) - _NAMED_IN_MESSAGES} more" if len(items) > _NAMED_IN_MESSAGES else ""
-    )
-
-
-def _kind_of(head: bytes) -> str:
-    """Return what a file seems to be, and what to do with it, in words of ours: a list may name any
-    file, and a message holds nothing of it."""
-    for start, words in _OTHER_KINDS.items():
-        if head.startswith(start):
-            return words
-    if head[4:8] == b"ftyp":
-        return "HEIC, AVIF or a film; convert it"
-    return "text" if _TEXT.issuperset(head) else "of no format that is known here"
-
-
-def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tuple[str, int]:
-    """Return what a file's header and end say against it, empty for nothing, and the orientation
-    that Pillow alone finds, 1 for none.
-
-    Args:
-        file: The file.
-        max_pixels: See `find_faults`.
-        is_whole: Whether the file is in memory, so that what lies behind a PNG's pixels is read.
-    """
-    head = file.read(_HEAD)
-    if not head:
-        return "empty file", 1
-    kind = format_of(head)
-    if kind is None:
-        return f"{FOREIGN}, but {_kind_of(head)}", 1
-    if fault := _end_fault(file, kind, head):
-        return fault, 1
-    try:
-        image = read_header(file, kind)
-        fault = _content_fault(image, kind, max_pixels)
-        if not fault and "progressive" in image.info:
-            file.seek(0)
-            fault = scan_fault(tf.constant(file.read())).numpy().decode()
-    except Exception as error:  # Pillow and TensorFlow raise many types on damaged data
-        reason = re.sub(r"b(['\"]).*?\1", "...", short_message(error))
-        return f"damaged or unsupported {kind.name} ({reason})", 1
-    if fault:
-        return fault, 1
-    return "", _unread_turn(image, file, is_whole)
-
-
-def _content_fault(image: Image.Image, kind: Format, max_pixels: int) -> str:
-    width, height = image.size
-    if not width or not height:
-        return f"damaged {kind.name} (no size in its header)"
-    if width * height > max_pixels:
-        return f"too large: {width:,} x {height:,} pixels, more than {max_pixels:,}; shrink it"
-    if getattr(image, "n_frames", 1) > 1 and kind is WEBP:
-        return "unsupported type: animated WebP; save one frame of it"
-    return narrow_fault(height, width)
-
-
-def _unread_turn(image: Image.Image, file: BinaryIO, is_whole: bool) -> int:
-    """Return the orientation that Pillow finds where the decoder finds none, 1 for none."""
-    try:
-        if is_whole and _has_text_behind(image, file):
-            image.load()
-        # Not that of a PNG, which always loads the image.
-        turn = int(Image.Image.getexif(image).get(ExifTags.Base.Orientation, 1))
-    except Exception:  # Pillow raises many types on damaged blocks, which count as upright
-        return 1
-    if turn not in range(2, 9):
-        return 1
-    file.seek(0)
-    return 1 if orientation_of(tf.constant(file.read())) > 1 else turn
-
-
-def _has_text_behind(image: Image.Image, file: BinaryIO) -> bool:
-    """Whether a PNG states an orientation as text that its header lacks."""
-    file.seek(0)
-    data = file.read()
-    return image.format == "PNG" and any(
-        key.encode() in data and key not in image.info for key in _TURNING_TEXTS
-    )
-
-
-def _end_fault(file: BinaryIO, kind: Format, head: bytes) -> str:
-    """Return what is wrong with the end of a file of a supported format, by its last bytes where
-    these will do; empty for nothing."""
-    size = file.seek(0, os.SEEK_END)
-    if kind is WEBP:
-        stated = int.from_bytes(head[4:8], "little") + 8
-        return "truncated WebP (shorter than its header says)" if size < max(stated, 30) else ""
-    end = _PNG_END if kind is PNG else _JPEG_END
-    file.seek(max(size - _TAIL, 0))
-    if end in file.read() and (kind is PNG or size > _TAIL):
-        return ""
-    file.seek(0)
-    data = file.read()
-    if kind is PNG:
-        return "" if end in data else "truncated PNG (no IEND chunk)"
-    # Phones append films, whose bytes are any; a thumbnail has an end marker as well.
-    return "truncated JPEG (no end-of-image marker)" if is_cut(tf.constant(data)) else ""

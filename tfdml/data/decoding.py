@@ -51,7 +51,7 @@ PNG = Format("PNG", b"\x89PNG\r\n\x1a\n", (".png",))
 WEBP = Format("WebP", b"RIFF", (".webp",), b"WEBP")
 FORMATS = (JPEG, PNG, WEBP)
 # The extensions of file names, by which images are found in folders; what a file is, its bytes say.
-EXTENSIONS = tuple(extension for known in FORMATS for extension in known.extensions)
+EXTENSIONS = (*JPEG.extensions, *PNG.extensions, *WEBP.extensions)
 FOREIGN = "not a JPEG, PNG or WebP image"
 
 
@@ -62,13 +62,15 @@ def format_of(head: bytes) -> Format | None:
         >>> format_of(b"RIFF....WEBPVP8 ").name
         'WebP'
     """
-    return next((known for known in FORMATS if known.matches(head)), None)
+    return next((image_format for image_format in FORMATS if image_format.matches(head)), None)
 
 
 _EXIF = b"Exif\0\0"
 _TIFF = r"(Exif\x00\x00){0,2}(II\*\x00|MM\x00\*)\C*"
 _ORIENTATION_TAG = 0x0112
 _SHORT, _LONG = 3, 4
+# Bytes of an entry of a TIFF directory.
+_ENTRY = 12
 # Of a TIFF block no more is read than this.
 _MOST_TIFF = 2**20
 # Blocks with the name of an EXIF block; the first TIFF block among them counts.
@@ -183,10 +185,10 @@ def starts_with(encoded: tf.Tensor, start: bytes) -> tf.Tensor:
     return _has(encoded, 0, start)
 
 
-def is_format(encoded: tf.Tensor, known: Format) -> tf.Tensor:
+def is_format(encoded: tf.Tensor, image_format: Format) -> tf.Tensor:
     """`Format.matches` in the graph."""
-    start = starts_with(encoded, known.start)
-    return start & _has(encoded, 8, known.brand) if known.brand else start
+    start = starts_with(encoded, image_format.start)
+    return start & _has(encoded, 8, image_format.brand) if image_format.brand else start
 
 
 def not_inlined(
@@ -353,18 +355,22 @@ def _over_white(image: tf.Tensor) -> tf.Tensor:
         count = tf.maximum(_BLENDED // tf.maximum(width, 1), 1)
         starts = tf.range(0, height, count)
 
+        def is_left(number: tf.Tensor, _: tf.TensorArray) -> tf.Tensor:
+            return number < tf.size(starts)
+
         def block(number: tf.Tensor, blocks: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
-            rows = image[starts[number] : starts[number] + count]
+            start = starts[number]
+            rows = tf.cast(image[start : start + count], tf.uint16)
+            color = rows[..., :3]
+            alpha = rows[..., 3:]
             # The sum is at most 255 * 255 + 127.
-            color, alpha = tf.cast(rows[..., :3], tf.uint16), tf.cast(rows[..., 3:], tf.uint16)
             blended = (color * alpha + 255 * (255 - alpha) + 127) // 255
             return number + 1, blocks.write(number, tf.cast(blended, tf.uint8))
 
         blocks = tf.TensorArray(
             tf.uint8, tf.size(starts), element_shape=(None, None, 3), infer_shape=False
         )
-        going = lambda number, _: number < tf.size(starts)  # noqa: E731
-        return tf.while_loop(going, block, (0, blocks), parallel_iterations=1)[1].concat()
+        return tf.while_loop(is_left, block, (0, blocks), parallel_iterations=1)[1].concat()
 
     return tf.cond(tf.reduce_all(image[..., 3] == 255), lambda: image[..., :3], blend)
 
@@ -603,24 +609,38 @@ def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
     data = tf.pad(integers(tiff), [[0, 16]])
     end = tf.size(data) - 16
     little = _has(tiff, 0, b"II*\0")
+    # Slices of `tf.slice` have a known size.
+    offset = _number(tf.slice(data, [4], [4]), little)
+    is_inside = (offset >= 8) & (offset <= tf.cast(end, tf.int64))
+    is_valid = (little | _has(tiff, 0, b"MM\0*")) & is_inside
+    directory = data[tf.where(is_valid, tf.cast(offset, tf.int32), end) :]
+    value = tf.concat([_values_of_tag(directory, little, _ORIENTATION_TAG), [-1]], 0)[0]
+    return tf.cast(tf.minimum(value, 9), tf.int32)
 
-    def number(row: tf.Tensor) -> tf.Tensor:
-        """Return the number of the bytes along the last axis."""
-        places = tf.constant([1 << 8 * i for i in range(row.shape[-1])], tf.int64)
-        return tf.reduce_sum(tf.cast(row, tf.int64) * tf.where(little, places, places[::-1]), -1)
 
-    offset = number(tf.slice(data, [4], [4]))
-    valid = (little | _has(tiff, 0, b"MM\0*")) & (offset >= 8) & (offset <= tf.cast(end, tf.int64))
-    offset = tf.where(valid, tf.cast(offset, tf.int32), end)
-    entries = data[offset + 2 :][
-        : 12 * tf.cast(number(tf.slice(data, offset[None], [2])), tf.int32)
-    ]
-    entries = tf.reshape(entries[: tf.size(entries) // 12 * 12], (-1, 12))
-    kind = number(entries[:, 2:4])
-    values = tf.where(kind == _SHORT, number(entries[:, 8:10]), number(entries[:, 8:12]))
-    stated = (number(entries[:, :2]) == _ORIENTATION_TAG) & ((kind == _SHORT) | (kind == _LONG))
-    values = tf.concat([tf.boolean_mask(values, stated & (number(entries[:, 4:8]) > 0)), [-1]], 0)
-    return tf.cast(tf.minimum(values[0], 9), tf.int32)
+def _values_of_tag(directory: tf.Tensor, little: tf.Tensor, expected_tag: int) -> tf.Tensor:
+    """Return the whole numbers that a TIFF directory states for a tag, (n,) int64; one for each
+    entry of this tag."""
+    size = _ENTRY * tf.cast(_number(tf.slice(directory, [0], [2]), little), tf.int32)
+    entries = directory[2 : 2 + size]
+    entries = tf.reshape(entries[: tf.size(entries) // _ENTRY * _ENTRY], (-1, _ENTRY))
+    tag = _number(entries[:, :2], little)
+    kind = _number(entries[:, 2:4], little)
+    count = _number(entries[:, 4:8], little)
+    shorts = _number(entries[:, 8:10], little)
+    longs = _number(entries[:, 8:12], little)
+    values = tf.where(kind == _SHORT, shorts, longs)
+    is_number = (kind == _SHORT) | (kind == _LONG)
+    is_stated = (tag == expected_tag) & is_number & (count > 0)
+    return tf.boolean_mask(values, is_stated)
+
+
+def _number(data: tf.Tensor, little: tf.Tensor) -> tf.Tensor:
+    """Return the int64 numbers of the bytes along the last axis, whose order is little-endian or
+    big-endian."""
+    places = tf.constant([1 << 8 * i for i in range(data.shape[-1])], tf.int64)
+    places = tf.where(little, places, places[::-1])
+    return tf.reduce_sum(tf.cast(data, tf.int64) * places, -1)
 
 
 def _has(encoded: tf.Tensor, at: int, expected: bytes) -> tf.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import atexit
 import concurrent.futures
+import copy
 import dataclasses
 import functools
 import hashlib
@@ -18,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO, ClassVar, TypeVar
+from typing import Any, BinaryIO, ClassVar, Self, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -100,6 +101,13 @@ class Images(abc.ABC):
     def take(self, indices: np.ndarray) -> Images:
         """Return the images at `indices`, in that order."""
 
+    def _with(self, **values: Any) -> Self:
+        """Return a copy with other values, which passed the checks when they entered."""
+        images = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(images, name, value)
+        return images
+
     @abc.abstractmethod
     def encoded(self, index: int) -> bytes:
         """Return the encoded bytes of one image.
@@ -168,10 +176,10 @@ def join_images(first: Images, second: Images) -> Images:
     assert type(first) is type(second)
     values: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(first)):
-        one, other = getattr(first, name), getattr(second, name)
-        values[name] = one + other if isinstance(one, tuple) else one
-        if isinstance(one, np.ndarray):
-            values[name] = np.concatenate([one, other])
+        value, other = getattr(first, name), getattr(second, name)
+        values[name] = value + other if isinstance(value, tuple) else value
+        if isinstance(value, np.ndarray):
+            values[name] = np.concatenate([value, other])
     return dataclasses.replace(first, **values)
 
 
@@ -205,7 +213,7 @@ class FileImages(Images):
 
     def take(self, indices: np.ndarray) -> FileImages:
         """Return the images at `indices`, in that order."""
-        return FileImages(tuple(self.paths[i] for i in indices))
+        return self._with(paths=tuple(self.paths[i] for i in indices))
 
     def open(self, index: int) -> BinaryIO:
         """Return the file of one image."""
@@ -270,9 +278,8 @@ class EncodedImages(Images):
 
     def take(self, indices: np.ndarray) -> EncodedImages:
         """Return the images at `indices`, in that order."""
-        return EncodedImages(
-            tuple(self.data[i] for i in indices), tuple(self.names[i] for i in indices)
-        )
+        names = tuple(self.names[i] for i in indices)
+        return self._with(data=tuple(self.data[i] for i in indices), names=names)
 
     def encoded(self, index: int) -> bytes:
         """Return the bytes of one image."""
@@ -329,7 +336,7 @@ class ArrayImages(Images):
 
     def take(self, indices: np.ndarray) -> ArrayImages:
         """Return the images at `indices`, in that order."""
-        return ArrayImages(self.data[indices], tuple(self.names[i] for i in indices))
+        return self._with(data=self.data[indices], names=tuple(self.names[i] for i in indices))
 
     def encoded(self, index: int) -> bytes:
         """One image as PNG, which loses nothing."""
@@ -353,60 +360,39 @@ class ArrayImages(Images):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class VectorImages(Images):
-    """Stored vectors in the place of images, for heads: no view changes them.
+class OptionalImages(Images):
+    """Images that stored vectors are of: a picture of them is a gray square where the image is not
+    there.
 
     Args:
-        vectors: (N, D) floats; may be memory-mapped.
-        names: The name of each image in messages and reports, such as its path; by default its row.
+        names: The name of each image in messages and reports, such as its path.
         folder: Where images lie whose names are relative; empty: in the current folder.
 
-    Raises:
-        UserError: There are no vectors, or not as many as names.
-
     Example:
-        >>> VectorImages(np.ones((2, 8), np.float32)).name(1)
-        '1'
+        >>> OptionalImages(("bus/0.jpg",), "no/such/folder").picture(0).shape
+        (64, 64, 3)
     """
 
-    decoded: ClassVar[bool] = True
-
-    vectors: np.ndarray
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...]
     folder: str = ""
 
     def __post_init__(self):
-        if self.vectors.ndim != 2 or self.vectors.dtype.kind not in "fiu":
-            raise UserError(
-                f"vectors must be numbers (N, D), not {self.vectors.dtype} of shape "
-                f"{self.vectors.shape}"
-            )
         object.__setattr__(self, "names", tuple(clean(self.names, ID, "names")))
-        if self.names and len(self.names) != len(self.vectors):
-            raise UserError(f"{len(self.vectors)} vectors but {len(self.names)} names")
-
-    def __len__(self) -> int:
-        return len(self.vectors)
 
     def name(self, index: int) -> str:
-        """Return the name of one image; of one that is there, its path."""
-        if not self.names:
-            return str(index)
+        """Return the path of one image."""
         name = self.names[index]
         return name if self._is_inside(name) else os.path.join(self.folder, name)
 
     def _is_inside(self, name: str) -> bool:
         return bool(self.folder) and name.startswith(f"{self.folder.rstrip('/')}/")
 
-    def take(self, indices: np.ndarray) -> VectorImages:
-        """Return the vectors at `indices`, in that order."""
-        return VectorImages(
-            self.vectors[indices], tuple(self.names[i] for i in indices if self.names), self.folder
-        )
+    def take(self, indices: np.ndarray) -> OptionalImages:
+        """Return the images at `indices`, in that order."""
+        return self._with(names=tuple(self.names[i] for i in indices))
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of the image that a vector is of; of addresses, those below the folder
-        alone."""
+        """Return the bytes of one image; of addresses, those below the folder alone."""
         path = self.name(index)
         if files.is_remote(path) and not self._is_inside(path):
             raise OSError(f"{path} is an address, and not below the folder of the images")
@@ -419,17 +405,9 @@ class VectorImages(Images):
         except UserError:
             return np.full((64, 64, 3), 160, np.uint8)
 
-    def pixels(self) -> np.ndarray:
-        """Return the vectors."""
-        return self.vectors
-
     def lookup(self) -> Source:
-        """See `Images.lookup`; whole batches of rows."""
-        return Source(
-            lambda indices: [self.vectors[indices].astype(np.float32, copy=False)],
-            (tf.float32,),
-            dimension=self.vectors.shape[1],
-        )
+        """See `Images.lookup`."""
+        return _source_read_here(self)
 
 
 # None of our graphs rests on Python's own `if` and loops over tensors: to translate them takes most
@@ -439,15 +417,31 @@ as_written = tf.autograph.experimental.do_not_convert
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where images come from: looked up by index in Python, made into images in the graph."""
+    """Where images come from: looked up by index in Python, made into images in the graph.
 
-    columns: Callable[[np.ndarray], list[np.ndarray]]  # of (n,) indices: arrays of n rows
-    dtypes: tuple[tf.DType, ...]  # of these arrays
-    read: Any = None  # from one row of each to the image (H, W, 3) uint8; None for vectors
-    size: tuple[int, int] | None = (
-        None  # (H, W) where the single column is the (n, H, W, 3) images themselves
-    )
-    dimension: int = 0  # D where the single column is (n, D) vectors, of which there are no views
+    Args:
+        columns: Returns of (n,) indices arrays of n rows.
+        dtypes: Those of these arrays.
+        read: Makes the image (H, W, 3) uint8 of one row of each; None for vectors.
+        size: (H, W) where the single column is the (n, H, W, 3) images themselves.
+        dimension: D where the single column is (n, D) vectors, of which there are no views.
+    """
+
+    columns: Callable[[np.ndarray], list[np.ndarray]]
+    dtypes: tuple[tf.DType, ...]
+    read: Any = None
+    size: tuple[int, int] | None = None
+    dimension: int = 0
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of a row of each column."""
+        if self.size is not None:
+            return [(*self.size, 3)]
+        if self.dimension:
+            return [(self.dimension,)]
+        # The bytes of an image, and its shape where they do not state it.
+        return [(), (3,)][: len(self.dtypes)]
 
 
 def source_of_encoded(
@@ -461,22 +455,33 @@ def source_of_encoded(
     )
 
 
+def source_of_vectors(vectors: np.ndarray) -> Source:
+    """Return (N, D) vectors, looked up in whole batches of rows."""
+
+    def rows(indices: np.ndarray) -> list[np.ndarray]:
+        return [vectors[indices].astype(np.float32, copy=False)]
+
+    return Source(rows, (tf.float32,), dimension=vectors.shape[1])
+
+
 def source_of_decoded(arrays: Sequence[np.ndarray] | np.ndarray) -> Source:
     """Images held decoded, each (H, W, 3) uint8."""
+
+    def stacked(indices: np.ndarray) -> list[np.ndarray]:
+        return [np.stack([arrays[i] for i in indices])]
+
+    def bytes_and_shapes(indices: np.ndarray) -> list[np.ndarray]:
+        shapes = [arrays[i].shape for i in indices]
+        return [strings(arrays[i].tobytes() for i in indices), np.array(shapes, np.int32)]
+
+    def of_bytes(pixels: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+        image = tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape)
+        return tf.ensure_shape(image, (None, None, 3))
+
     if isinstance(arrays, np.ndarray) or len({array.shape for array in arrays}) == 1:
-        columns = lambda indices: [np.stack([arrays[i] for i in indices])]  # noqa: E731
-        return Source(columns, (tf.uint8,), tf.identity, arrays[0].shape[:2])
+        return Source(stacked, (tf.uint8,), tf.identity, arrays[0].shape[:2])
     # Only strings may differ in length within a batch.
-    return Source(
-        lambda indices: [
-            strings(arrays[i].tobytes() for i in indices),
-            np.array([arrays[i].shape for i in indices], np.int32),
-        ],
-        (tf.string, tf.int32),
-        lambda pixels, shape: tf.ensure_shape(
-            tf.reshape(tf.io.decode_raw(pixels, tf.uint8), shape), (None, None, 3)
-        ),
-    )
+    return Source(bytes_and_shapes, (tf.string, tf.int32), of_bytes)
 
 
 def look_up(
@@ -496,18 +501,9 @@ def look_up(
 
     dtypes = [tf.as_dtype(array.dtype) for array in arrays]
     columns = _python_calls().call(rows, [step], [*dtypes, *source.dtypes])
-    # Without the batch; of what is no image itself, the bytes and the shape.
-    image = (
-        (*source.size, 3)
-        if source.size is not None
-        else (source.dimension,)
-        if source.dimension
-        else ()
-    )
-    shapes = (*(array.shape[1:] for array in arrays), image, (3,))
-    columns = [
-        tf.ensure_shape(c, (batch_size, *shape)) for c, shape in zip(columns, shapes, strict=False)
-    ]
+    shapes = [*(array.shape[1:] for array in arrays), *source.shapes]
+    for number, shape in enumerate(shapes):
+        columns[number] = tf.ensure_shape(columns[number], (batch_size, *shape))
     return tf.nest.pack_sequence_as(labels, columns[: len(arrays)]), *columns[len(arrays) :]
 
 

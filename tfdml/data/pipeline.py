@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, explain_failure
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image
+from tfdml.data.faults import explain_failure
 from tfdml.data.images import Images, Source, as_written, look_up, source_of_decoded
 from tfdml.data.sampling import ClassBalancedSampler, Sampler, Share, require_images
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -59,10 +60,9 @@ def training_batches(
             so on.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8, or of `VectorImages` of vectors (B, D) float32, and
-        the data set's `targets` int64: labels (B,), where there are given pairs the rows of the
-        images (B,), or label sets or levels (B, L). With `tokens`, in the place of images a dict of
-        `image` and `text`.
+        A dataset of images (B, S, S, 3) uint8, or of vectors (B, D) float32 where the data set has
+        them, and its `targets` int64, (B,) or (B, L). With `tokens`, in the place of images a dict
+        of `image` and `text`.
 
     Raises:
         UserError: A number is negative, or `every` less than 1; the sampler is made for more
@@ -80,9 +80,7 @@ def training_batches(
     if isinstance(cache, Source):
         source = cache
     else:
-        source = (
-            decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.images.lookup()
-        )
+        source = decoded_source(dataset, transform, cache_limit_mb) if cache else dataset.lookup()
     batch_size = sampler.batch_size
     part = sampler if isinstance(sampler, Share) else Share(sampler, 0, 1)
     targets = dataset.targets if dataset.tokens is None else (dataset.targets, dataset.tokens)
@@ -115,8 +113,8 @@ def evaluation_batches(
         batch_size: B.
 
     Returns:
-        A dataset of images (B, S, S, 3) uint8 and labels (B,) int64; of `VectorImages`, of vectors
-        (B, D) float32.
+        A dataset of images (B, S, S, 3) uint8, or of vectors (B, D) float32 where the data set has
+        them, and labels (B,) int64.
 
     Raises:
         UserError: The batch size is less than 1.
@@ -130,7 +128,7 @@ def evaluation_batches(
     batch_size = min(
         batch_size, max(len(dataset), 1)
     )  # TensorFlow makes room for a whole batch beforehand
-    source = dataset.images.lookup()
+    source = dataset.lookup()
     num_batches = -(-len(dataset) // batch_size)
 
     def rows_of(step: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -299,12 +297,13 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     Raises:
         UserError: They take more, or an image cannot be decoded.
     """
-    source = dataset.images.lookup()
+    source = dataset.lookup()
     if source.dimension or (
         source.size is not None and transform.prepared_size(*source.size) == source.size
     ):
         return source
-    total, kept = 0, []
+    total = 0
+    decoded = []
     estimate = decoded_bytes(dataset, transform) / MEGABYTE
     logging.info(
         "caching %d decoded images of %s: about %.0f MB", len(dataset), dataset.name, estimate
@@ -320,9 +319,10 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     try:
         for image in images.as_numpy_iterator():
             total += image.nbytes
-            kept.append(image)
+            decoded.append(image)
             if total > limit_mb * MEGABYTE:
-                needed = f"about {total / len(kept) * len(dataset) / MEGABYTE:,.0f} MB of memory"
+                size = total / len(decoded) * len(dataset) / MEGABYTE
+                needed = f"about {size:,.0f} MB of memory"
                 advice = (
                     f"more than the limit of {limit_mb:,.0f} MB: train without cache, or raise "
                     "cache_limit_mb"
@@ -333,9 +333,9 @@ def decoded_source(dataset: ImageDataset, transform: TrainTransform, limit_mb: f
     except tf.errors.OpError as error:
         raise (explain_failure(error, dataset) or error) from None
     logging.info(
-        "cached %d decoded images of %s: %.0f MB", len(kept), dataset.name, total / MEGABYTE
+        "cached %d decoded images of %s: %.0f MB", len(decoded), dataset.name, total / MEGABYTE
     )
-    return source_of_decoded(kept)
+    return source_of_decoded(decoded)
 
 
 # Threads that mostly wait for a disk or a network.
@@ -420,5 +420,8 @@ def readable_batches(
 def _viewer(transform: EvaluationTransform) -> Callable[[tf.Tensor], tf.Tensor]:
     """Return the function from the bytes of an image to its view."""
 
-    view = lambda encoded: transform(decode_image(encoded))  # noqa: E731
-    return tf.function(view, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+    @tf.function(input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
+    def view(encoded: tf.Tensor) -> tf.Tensor:
+        return transform(decode_image(encoded))
+
+    return view

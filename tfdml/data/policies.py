@@ -100,12 +100,10 @@ class Step:
             )
 
     def __str__(self) -> str:
+        rate = "" if self.rate == 1 else f"{self.rate:g} * "
         arguments = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
-        return (
-            ("" if self.rate == 1 else f"{self.rate:g} * ")
-            + self.name
-            + (f"({arguments})" if arguments else "")
-        )
+        call = f"{self.name}({arguments})" if arguments else self.name
+        return rate + call
 
 
 @dataclasses.dataclass(frozen=True)

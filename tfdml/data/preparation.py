@@ -21,8 +21,9 @@ from typing import Any
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, ImageError, converted_images, warn_of_turned
+from tfdml.data.dataset import ImageDataset
 from tfdml.data.decoding import decode_image, decode_whole, format_of, upright
+from tfdml.data.faults import ImageError, converted_images, warn_of_turned
 from tfdml.data.limits import DECODER_LIMIT
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
@@ -42,7 +43,10 @@ _JPEG_QUALITY = 95
 _NAMED_IN_MESSAGES = 5
 # Bytes of a folder's name, on the usual file systems.
 _LONGEST_NAME = 255
-_ATTEMPTS, _TIMEOUT, _BLOCK = 3, 60.0, 2**16  # of a download; seconds without a byte; bytes
+# Of a download: how often it is begun, seconds without a byte, and bytes that are read at once.
+_ATTEMPTS = 3
+_TIMEOUT = 60.0
+_BLOCK = 2**16
 
 Progress = Callable[[int, int, int], None]  # images done, of how many, bad ones among them
 Faults = Mapping[str, list[ImageError]]  # by split
@@ -450,15 +454,25 @@ def _write(
     faults, turned = _examine_all(splits, convert, max_pixels, progress, write)
     if turned:
         logging.info("%d images are written upright, as XMP or a text states them", len(turned))
-    rows = [of_split[row] for of_split in listed.values() for row in sorted(of_split)]
-    if not rows:
+    lines: list[dict[str, object]] = []
+    for rows in listed.values():
+        lines += [rows[row] for row in sorted(rows)]
+    if not lines:
         raise UserError(f"{bad_images_in_words(splits, faults)}: none is left")
-    header = [name for name in COLUMNS if any(name in row for row in rows)]
-    with open(folder / LIST, "w", encoding="utf-8", newline="") as file:
+    _write_list(folder / LIST, lines)
+    return faults
+
+
+def _write_list(path: Path, lines: list[dict[str, object]]) -> None:
+    """Write the list of the images; a column that no line has is left out."""
+    columns: set[str] = set()
+    for line in lines:
+        columns.update(line)
+    header = [name for name in COLUMNS if name in columns]
+    with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, header)
         writer.writeheader()
-        writer.writerows(rows)
-    return faults
+        writer.writerows(lines)
 
 
 def _columns_of(dataset: ImageDataset, row: int) -> dict[str, object]:

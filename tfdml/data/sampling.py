@@ -399,7 +399,8 @@ class NeighborSampler(ClassBalancedSampler):
         self._tables = [*self._tables[-1:], (first_step, table)]
 
     def _classes_of(self, step: int) -> np.ndarray:
-        num_classes, p, a = len(self._classes), self.classes_per_batch, self._anchors
+        num_classes, p = len(self._classes), self.classes_per_batch
+        a = self._anchors
         number, place = divmod(step, num_classes // a)
         positions = (place * a + np.arange(min(2 * p, num_classes))) % num_classes
         order = _of_a_pass(num_classes, self._seed, CLASS_STREAM, number)[positions]
@@ -704,13 +705,13 @@ class Share:
         return self.whole.batch(step)[self.rows]
 
 
-def check_divides(batch_size: int, count: int, what: str) -> None:
+def check_divides(batch_size: int, count: int, shares: str) -> None:
     """Refuses a batch that cannot be divided evenly.
 
     Args:
         batch_size: B.
         count: How many share it.
-        what: What they are, e.g. `"replicas"`.
+        shares: What they are, e.g. `"replicas"`.
 
     Raises:
         UserError: The remainder is not 0.
@@ -720,7 +721,7 @@ def check_divides(batch_size: int, count: int, what: str) -> None:
             f"make batch_size (or classes_per_batch times images_per_class) a multiple of {count}"
         )
         raise UserError(
-            f"a batch of {batch_size} images cannot be shared out evenly over {count} {what}: "
+            f"a batch of {batch_size} images cannot be shared out evenly over {count} {shares}: "
             f"{advice}"
         )
 
@@ -782,7 +783,9 @@ class ArrayBatches(keras.callbacks.Callback, keras.utils.PyDataset):
         if len(x) != len(y):
             raise UserError(f"has {len(x)} images and y has {len(y)} labels", x=...)
         require_images(sampler, len(x))
-        self.x, self.y, self.sampler, self.epoch = x, y, sampler, 0
+        self.x, self.y = x, y
+        self.sampler = sampler
+        self.epoch = 0
         self._follows_epochs = False
         # The next batch of the epoch, while Keras asks for them one after another.
         self._next: int | None = None

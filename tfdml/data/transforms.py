@@ -50,12 +50,13 @@ def _resampled(images: tf.Tensor, size: Size) -> tf.Tensor:
     # image transposed in between.
     height, width = size
     part_height, part_width = _edges(images)
-    rows = _resampled_rows(tf.reshape(images, tf.stack([-1, part_height, part_width * 3])), height)
+    rows = tf.reshape(images, tf.stack([-1, part_height, part_width * 3]))
+    rows = _resampled_rows(rows, height)
     columns = tf.reshape(tf.linalg.matrix_transpose(rows), tf.stack([-1, part_width, 3 * height]))
+    columns = _resampled_rows(columns, width)
     # Weighted means of 0 .. 255 need no clipping, and cutting off after adding a half rounds them.
-    values = tf.reshape(
-        tf.cast(_resampled_rows(columns, width) + 0.5, tf.uint8), tf.stack([-1, width * 3, height])
-    )
+    values = tf.cast(columns + 0.5, tf.uint8)
+    values = tf.reshape(values, tf.stack([-1, width * 3, height]))
     shape = tf.concat([tf.shape(images)[:-3], tf.stack([height, width, 3])], 0)
     return _static(tf.reshape(tf.linalg.matrix_transpose(values), shape), size)
 
@@ -63,15 +64,17 @@ def _resampled(images: tf.Tensor, size: Size) -> tf.Tensor:
 def _resampled_rows(rows: tf.Tensor, count: Edge) -> tf.Tensor:
     """(B, n, m) to (B, count, m) float32."""
     scale = tf.cast(count, tf.float32) / tf.cast(tf.shape(rows)[1], tf.float32)
+    scales = tf.stack([scale, 1.0])
+    size = tf.stack([count, 1])
     resized = tf.raw_ops.ScaleAndTranslate(
-        images=rows[:, :, None, :],
-        size=tf.stack([count, 1]),
-        scale=tf.stack([scale, 1.0]),
+        images=tf.expand_dims(rows, 2),
+        size=size,
+        scale=scales,
         translation=[0.0, 0.0],
         kernel_type="triangle",
         antialias=True,
     )
-    return resized[:, :, 0, :]
+    return tf.squeeze(resized, 2)
 
 
 def target_size(size: Size, side: int, mode: str) -> Size:
@@ -89,8 +92,8 @@ def target_size(size: Size, side: int, mode: str) -> Size:
     """
     if mode == "squash":
         return side, side
-    known = all(isinstance(edge, int) for edge in size)
-    smaller, larger = (min, max) if known else (tf.minimum, tf.maximum)
+    is_static = all(isinstance(edge, int) for edge in size)
+    smaller, larger = (min, max) if is_static else (tf.minimum, tf.maximum)
     reference = smaller(*size) if mode == "shorter" else larger(*size)
     height, width = (larger(1, _scaled(edge, side, reference)) for edge in size)
     return height, width
@@ -147,18 +150,18 @@ def pad_to_square(images: tf.Tensor, side: int, color: Color = BLACK) -> tf.Tens
 
 def _edges(images: tf.Tensor) -> Size:
     """Height and width, as numbers where they are known."""
-    shape = tf.shape(images)
-    rank = images.shape.rank
-    return tuple(
-        shape[axis] if images.shape[axis] is None else images.shape[axis]
-        for axis in (rank - 3, rank - 2)
+    sizes = tf.unstack(tf.shape(images))[-3:-1]
+    static_sizes = images.shape.as_list()[-3:-1]
+    height, width = (
+        size if static is None else static for size, static in zip(sizes, static_sizes, strict=True)
     )
+    return height, width
 
 
 def _static(images: tf.Tensor, size: Size) -> tf.Tensor:
     """Return the same images, with what is known of their size."""
-    known = [edge if isinstance(edge, int) else None for edge in size]
-    return tf.ensure_shape(images, (*images.shape[:-3], *known, 3))
+    static_size = [edge if isinstance(edge, int) else None for edge in size]
+    return tf.ensure_shape(images, (*images.shape[:-3], *static_size, 3))
 
 
 def _scaled(edge: Edge, side: int, reference: Edge) -> Edge:
@@ -239,12 +242,9 @@ class EvaluationTransform:
     def get_config(self) -> dict[str, Any]:
         """Return the arguments, as plain values that JSON can hold; `pad_color` where it is not
         black."""
-        config = {**dataclasses.asdict(self), "pad_color": list(self.pad_color)}
-        return (
-            config
-            if self.pad_color != BLACK
-            else {key: config[key] for key in config if key != "pad_color"}
-        )
+        config = dataclasses.asdict(self)
+        color = config.pop("pad_color")
+        return config if color == BLACK else {**config, "pad_color": list(color)}
 
 
 def as_color(value: Any) -> Color:
@@ -377,18 +377,16 @@ class TrainTransform:
         Returns:
             (B, D) float32, uniform on [0, 1), one row per position of the batch.
         """
-        size = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}.get(
-            self.augmentation, 3
-        )
+        sizes = {"random_resized_crop": 3 + 2 * TRIES, "multi_resolution": 4}
+        size = sizes.get(self.augmentation, 3)
         key = tf.stack([tf.constant(seed, tf.int64), tf.cast(step, tf.int64)])
         draws = tf.random.stateless_uniform((batch_size, size), key, alg="philox")
         if self.policy is None:
             return draws
         # Of another stream, so that a policy leaves the crops where they are.
         key = tf.random.fold_in(key, 1, alg="philox")
-        return tf.concat(
-            [draws, tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")], 1
-        )
+        key_draws = tf.random.stateless_uniform((batch_size, _KEY_DRAWS), key, alg="philox")
+        return tf.concat([draws, key_draws], 1)
 
     def prepare(self, images: tf.Tensor) -> tf.Tensor:
         """Return the deterministic part; it is idempotent.
@@ -400,11 +398,9 @@ class TrainTransform:
             (H', W', 3) or (B, H', W', 3) uint8: resized to `resize`, or unchanged where the crop
             varies in size.
         """
-        return (
-            images
-            if self.varies_size
-            else resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
-        )
+        if self.varies_size:
+            return images
+        return resize_to_side(images, self.resize, self.resize_mode, self.pad_color)
 
     def prepared_size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width of what `prepare` makes of an image of this size."""
@@ -424,25 +420,12 @@ class TrainTransform:
         Returns:
             (S, S, 3) uint8.
         """
-        size = tf.shape(image)[:2]
         if self.augmentation == "random_resized_crop":
-            top, left, height, width = tf.unstack(
-                random_part(size, draws[1:], self.scale, self.ratio)
-            )
-            view = resize(
-                image[top : top + height, left : left + width], (self.image_size, self.image_size)
-            )
+            view = self._resized_part(image, draws)
         elif self.augmentation == "multi_resolution":
-            target = multi_resolution(tf.unstack(size), draws[3], self.image_size, self.resolutions)
-            height, width = (tf.minimum(edge, self.image_size) for edge in target)
-            top, left = (
-                random_offset(draws[1], target[0] - height),
-                random_offset(draws[2], target[1] - width),
-            )
-            view = resize(image, target)[top : top + height, left : left + width]
-            view = pad_to_square(view, self.image_size, self.pad_color)
+            view = self._part_of_resized(image, draws)
         else:
-            top, left = self._offsets(size, draws)
+            top, left = self._offsets(tf.shape(image)[:2], draws)
             view = image[top : top + self.image_size, left : left + self.image_size]
         if self.flip:
             view = tf.raw_ops.Reverse(tensor=view, dims=tf.stack([False, draws[0] < 0.5, False]))
@@ -452,6 +435,23 @@ class TrainTransform:
         assert isinstance(self.policy, Policy)
         digits = tf.cast(draws[-_KEY_DRAWS:] * 2.0**_DRAW_BITS, tf.int64)
         return self.policy(view, digits[::2] * 2**_DRAW_BITS + digits[1::2])
+
+    def _resized_part(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """Return the view of `"random_resized_crop"`."""
+        part = random_part(tf.shape(image)[:2], draws[1:], self.scale, self.ratio)
+        top, left, height, width = tf.unstack(part)
+        view = image[top : top + height, left : left + width]
+        return resize(view, (self.image_size, self.image_size))
+
+    def _part_of_resized(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+        """Return the view of `"multi_resolution"`."""
+        size = tf.unstack(tf.shape(image)[:2])
+        size = multi_resolution(size, draws[3], self.image_size, self.resolutions)
+        height, width = (tf.minimum(edge, self.image_size) for edge in size)
+        top = random_offset(draws[1], size[0] - height)
+        left = random_offset(draws[2], size[1] - width)
+        view = resize(image, size)[top : top + height, left : left + width]
+        return pad_to_square(view, self.image_size, self.pad_color)
 
     def batch(self, images: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Transform equally sized images at once, bit by bit the same; only where
@@ -468,23 +468,15 @@ class TrainTransform:
         images = self.prepare(images)
         top, left = self._offsets(tf.shape(images)[1:3], draws)
         within = tf.range(self.image_size)
-        rows, columns = top[..., None] + within, left[..., None] + within
+        rows = top[..., None] + within
+        columns = left[..., None] + within
         if self.flip:
             columns = tf.where(draws[:, :1] < 0.5, columns[..., ::-1], columns)
+        shape = (tf.shape(draws)[0], self.image_size)
         # Rows first: whole rows are copied fast, and the slow copy of single pixels has fewer left
         # to do.
-        images = tf.gather(
-            images,
-            tf.broadcast_to(rows, (tf.shape(draws)[0], self.image_size)),
-            batch_dims=1,
-            axis=1,
-        )
-        return tf.gather(
-            images,
-            tf.broadcast_to(columns, (tf.shape(draws)[0], self.image_size)),
-            batch_dims=1,
-            axis=2,
-        )
+        images = tf.gather(images, tf.broadcast_to(rows, shape), batch_dims=1, axis=1)
+        return tf.gather(images, tf.broadcast_to(columns, shape), batch_dims=1, axis=2)
 
     def __call__(self, image: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
         """Transform one image.
@@ -536,11 +528,15 @@ def random_part(
         (4,) int32: top, left, height and width.
     """
     height, width = tf.unstack(tf.cast(size, tf.float32))
-    area = height * width * between(draws[2 : 2 + TRIES], *scale)
+    place_draws, area_draws = draws[:2], draws[2 : 2 + TRIES]
+    ratio_draws = draws[2 + TRIES : 2 + 2 * TRIES]
+    area = height * width * between(area_draws, *scale)
     low, high = ratio
-    ratios = tf.exp(between(draws[2 + TRIES : 2 + 2 * TRIES], math.log(low), math.log(high)))
-    heights, widths = tf.round(tf.sqrt(area / ratios)), tf.round(tf.sqrt(area * ratios))
-    fits = (heights >= 1) & (heights <= height) & (widths >= 1) & (widths <= width)
+    ratios = tf.exp(between(ratio_draws, math.log(low), math.log(high)))
+    heights = tf.round(tf.sqrt(area / ratios))
+    widths = tf.round(tf.sqrt(area * ratios))
+    is_high_enough = (heights >= 1) & (heights <= height)
+    fits = is_high_enough & (widths >= 1) & (widths <= width)
     # Where no try fits: the largest central part with a permitted ratio.
     fallback_height = tf.minimum(height, tf.maximum(1.0, tf.round(width / low)))
     fallback_width = tf.minimum(width, tf.maximum(1.0, tf.round(height * high)))
@@ -550,7 +546,8 @@ def random_part(
     part_width = tf.where(any_fits, widths[first], fallback_width)
     part = tf.cast(tf.stack([part_height, part_width]), tf.int32)
     room = size - part
-    return tf.concat([tf.where(any_fits, random_offset(draws[:2], room), room // 2), part], 0)
+    place = tf.where(any_fits, random_offset(place_draws, room), room // 2)
+    return tf.concat([place, part], 0)
 
 
 def multi_resolution(

@@ -9,6 +9,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -23,7 +24,8 @@ import tensorflow as tf
 from absl import logging
 
 from tfdml.arguments import boolean, integer
-from tfdml.data.dataset import ImageDataset, ImageError, explain_failure, find_faults
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import ImageError, explain_failure, find_faults
 from tfdml.data.images import Images
 from tfdml.data.pipeline import evaluation_batches, own_threads, readable_batches, readable_views
 from tfdml.data.transforms import EvaluationTransform
@@ -80,7 +82,9 @@ class EmbeddingBackend(abc.ABC):
     dimension: int = 0
 
     def __init__(self, path: str | os.PathLike, truncate_dim: int = 0):
-        self.path, self.address, self.truncate_dim = Path(path), str(path), truncate_dim
+        self.path = Path(path)
+        self.address = str(path)
+        self.truncate_dim = truncate_dim
 
     def checksum(self) -> str:
         """Return what identifies this model: `"sha256:..."` of its files."""
@@ -123,7 +127,7 @@ class EmbeddingBackend(abc.ABC):
     def stream_readable(
         self, dataset: ImageDataset, batch_size: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """As `stream`, without the images that cannot be read or decoded.
+        """As `stream`, without the images that cannot be read or decoded; all of stored vectors.
 
         Args:
             dataset: The images.
@@ -133,6 +137,10 @@ class EmbeddingBackend(abc.ABC):
             (B,) which rows of the data set, ascending, and their (B, d) float32 embeddings.
         """
         self._check_input(dataset)
+        if dataset.vectors is not None:
+            vectors = self.embed(dataset, batch_size)
+            yield np.arange(len(vectors)), vectors
+            return
         for rows, vectors in self._stream_readable(dataset.images, batch_size):
             yield rows, self._first(vectors)
 
@@ -168,10 +176,10 @@ class EmbeddingBackend(abc.ABC):
     def _check_input(self, dataset: ImageDataset) -> None:
         """Refuse images where the model embeds vectors, vectors where it embeds images, and those
         of another size."""
-        size = dataset.images.lookup().dimension
-        if size != self.dimension:
+        if dataset.dimension != self.dimension:
             takes, holds = (
-                f"vectors of {d} dimensions" if d else "images" for d in (self.dimension, size)
+                f"vectors of {dimension} dimensions" if dimension else "images"
+                for dimension in (self.dimension, dataset.dimension)
             )
             advice = "a head takes features, and behind its embedder (stack) images"
             raise UserError(
@@ -308,15 +316,12 @@ def views_of(
         raise UserError(
             f"images of {transform.resize} px leave no room for other crops", crops=crops
         )
-    plain = {
-        field.name: getattr(transform, field.name)
-        for field in dataclasses.fields(EvaluationTransform)
-    }
+    fields = dataclasses.fields(EvaluationTransform)
+    plain = {field.name: getattr(transform, field.name) for field in fields}
     sides = (False, True) if boolean("flip", flip) else (False,)
     return [
-        ViewTransform(**plain, top=y, left=x, mirrored=side)
-        for y, x in _PLACES[crops]
-        for side in sides
+        ViewTransform(**plain, top=top, left=left, mirrored=mirrored)
+        for (top, left), mirrored in itertools.product(_PLACES[crops], sides)
     ]
 
 
@@ -629,8 +634,8 @@ class ViewFile(_ViewBackend):
             or shape[3] != 3
             or shape[1] != shape[2]
         ):
-            what = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
-            raise UserError(f"it must take {what}, not {', '.join(types)} and {shape}", model=path)
+            form = "uint8 images (B, S, S, 3) and give one float32 output, the embedding"
+            raise UserError(f"it must take {form}, not {', '.join(types)} and {shape}", model=path)
         # How many images it takes at once; 0 for any number.
         self._rows = max(shape[0], 0)
         self.view = view_of_card(card_of(self.path))
@@ -761,9 +766,8 @@ def load_backend(
     version = served_version(path)
     if version is not None:
         return SavedModelEmbedder(version, truncate_dim)
-    names = sorted(
-        str(file.relative_to(path)) for suffix in _KIND_OF_FILE for file in path.rglob(f"*{suffix}")
-    )
-    if names:
-        raise UserError(f"holds no SavedModel: name one of {', '.join(names)}", model=model)
+    model_files = [file for file in path.rglob("*") if file.suffix in _KIND_OF_FILE]
+    if model_files:
+        names = ", ".join(sorted(str(file.relative_to(path)) for file in model_files))
+        raise UserError(f"holds no SavedModel: name one of {names}", model=model)
     return KerasEmbedder(path, truncate_dim)

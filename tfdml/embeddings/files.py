@@ -117,32 +117,23 @@ class ImageTable:
         directory = os.fspath(directory)
         base = directory if os.path.isdir(directory) else os.path.dirname(directory)
         prefix = os.path.join(base, "") if base else ""
-        names = [
-            part.images.name(index).removeprefix(prefix)
-            for part in splits
-            for index in range(len(part))
-        ]
-        roles = [
-            np.full(len(part), "test" if part.split == "all" else part.split, "<U7")
-            if part.is_query is None
-            else np.where(part.is_query, "query", "gallery")
-            for part in splits
-        ]
+        names: list[str] = []
+        groups: list[int | None] = []
         class_names: dict[int, str] = {}
-        for label, name in (item for part in splits for item in part.class_names.items()):
-            if class_names.setdefault(label, name) != name:
-                two = f"class id {label} is {class_names[label]} in one split and {name} in another"
-                raise UserError(f"{two}: embed them into two folders, whose classes go by name")
-        sides = [
-            [None] * len(part) if part.groups is None else part.groups.tolist() for part in splits
-        ]
-        groups = (
-            list(itertools.chain(*sides))
-            if any(part.groups is not None for part in splits)
-            else None
-        )
+        for part in splits:
+            names += [name.removeprefix(prefix) for name in part.names]
+            groups += [None] * len(part) if part.groups is None else part.groups.tolist()
+            for label, name in part.class_names.items():
+                other = class_names.setdefault(label, name)
+                if other != name:
+                    raise UserError(
+                        f"class id {label} is {other} in one split and {name} in another: embed "
+                        "them into two folders, whose classes go by name"
+                    )
         labels = np.concatenate([part.labels for part in splits])
-        return cls(tuple(names), labels, np.concatenate(roles), class_names, groups)
+        roles = np.concatenate(list(map(_roles_of_split, splits)))
+        has_groups = any(part.groups is not None for part in splits)
+        return cls(tuple(names), labels, roles, class_names, groups if has_groups else None)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -249,22 +240,31 @@ class StoredEmbeddings(ImageTable):
         """
         if self.roles is None:
             return self
-        rows = np.flatnonzero((self.roles == "train") == (name == "train"))
+        rows: Any = np.flatnonzero((self.roles == "train") == (name == "train"))
         if not len(rows):
             roles = ", ".join(sorted(set(self.roles.tolist())))
             raise UserError(
                 f"{self.source} holds no {name} images, only {roles}; name another split"
             )
-        groups = None if self.groups is None else self.groups[rows]
-        part: Any = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else rows
-        return dataclasses.replace(
-            self,
-            names=tuple(self.names[row] for row in rows),
-            labels=None if self.labels is None else self.labels[part],
-            roles=self.roles[part],
-            groups=None if groups is None or (groups < 0).all() else groups,
-            embeddings=self.embeddings[part],
-        )
+        columns: dict[str, Any] = {"names": tuple(self.names[row] for row in rows)}
+        first, last = rows[0], rows[-1]
+        if last - first + 1 == len(rows):
+            rows = slice(first, last + 1)
+        columns["embeddings"] = self.embeddings[rows]
+        columns["roles"] = self.roles[rows]
+        columns["labels"] = None if self.labels is None else self.labels[rows]
+        columns["groups"] = None if self.groups is None else self.groups[rows]
+        if self.groups is not None and (columns["groups"] < 0).all():
+            columns["groups"] = None
+        return dataclasses.replace(self, **columns)
+
+
+def _roles_of_split(dataset: ImageDataset) -> np.ndarray:
+    """Return the role of each image of a split, (N,)."""
+    if dataset.is_query is not None:
+        return np.where(dataset.is_query, "query", "gallery")
+    role = "test" if dataset.split == "all" else dataset.split
+    return np.full(len(dataset), role, "<U7")
 
 
 def _as_roles(roles: Any) -> np.ndarray:
@@ -302,25 +302,29 @@ def truncate(vectors: np.ndarray, dim: int) -> np.ndarray:
     if not 1 <= dim <= vectors.shape[1]:
         raise UserError(f"the embeddings have {vectors.shape[1]} dimensions", truncate_dim=dim)
     first = np.asarray(vectors[:, :dim], np.float64)
-    return (first / np.maximum(np.linalg.norm(first, axis=1, keepdims=True), 1e-300)).astype(
-        np.float32
-    )
+    lengths = np.linalg.norm(first, axis=1, keepdims=True)
+    return (first / np.maximum(lengths, 1e-300)).astype(np.float32)
 
 
-def check_same_model(one: str, other: str, what: str) -> None:
+def check_same_model(first: str, second: str, vectors: str) -> None:
     """Raise a `UserError` where vectors are of two models; a fingerprint that is not known (empty)
     fits any other.
 
     Args:
-        one: The fingerprint of a model.
-        other: Another one.
-        what: What is compared, for the message.
+        first: The fingerprint of a model.
+        second: Another one.
+        vectors: What is compared, for the message.
     """
-    if one and other and one != other:
-        names = " and ".join(
-            text.replace("sha256:", "")[-64:][:12] if ":" in text else text for text in (one, other)
-        )
-        raise UserError(f"{what} are of different models ({names}): embed both by one model")
+    if first and second and first != second:
+        names = f"{_short_fingerprint(first)} and {_short_fingerprint(second)}"
+        raise UserError(f"{vectors} are of different models ({names}): embed both by one model")
+
+
+def _short_fingerprint(fingerprint: str) -> str:
+    """Return the first digits of a fingerprint; a name that is none stays as it is."""
+    if ":" not in fingerprint:
+        return fingerprint
+    return fingerprint.replace("sha256:", "")[-64:][:12]
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:
@@ -392,7 +396,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
             f"{path}: {MANIFEST} states {manifest['count']} images, the files hold "
             f"{len(embeddings)}"
         )
-    labels, class_names = _classes_of(table, len(embeddings))
+    labels, class_names = _classes_of(table)
     return StoredEmbeddings(
         _names_of(table, len(embeddings)),
         labels,
@@ -438,7 +442,7 @@ def _groups_of(table: Table) -> np.ndarray | None:
     return np.array(numbers, np.int64)
 
 
-def _classes_of(table: Table, count: int) -> tuple[np.ndarray | None, dict[int, str]]:
+def _classes_of(table: Table) -> tuple[np.ndarray | None, dict[int, str]]:
     """Return (N,) class ids and the names of the classes; names decide where both are there and
     disagree."""
     labels = table.columns.get("label")
@@ -449,11 +453,6 @@ def _classes_of(table: Table, count: int) -> tuple[np.ndarray | None, dict[int, 
     if labels is not None:
         with user_errors(UserError, f"{table.source}: {REASON}"):
             labels = integer_labels(labels)
-        if labels.shape != (count,):
-            raise UserError(
-                f"{table.source}: {count} embeddings but label of shape {labels.shape}; one for "
-                "each"
-            )
     if names is None:
         return labels, {}
     id_of = {name: number for number, name in enumerate(sorted(set(names)))}
@@ -633,12 +632,14 @@ def write_file(path: str | os.PathLike | Any, table: pa.Table) -> None:
     """
     # Numbers that look random do not shrink; the rest does.
     names = [name for name in table.column_names if name != "embedding"]
+    compression = {**dict.fromkeys(names, "zstd"), "embedding.list.element": "none"}
+    bytes_of_row = 4 * table.schema.field("embedding").type.list_size
     pq.write_table(
         table,
         path,
-        row_group_size=max(1, _GROUP_BYTES // (4 * table.schema.field("embedding").type.list_size)),
+        row_group_size=max(1, _GROUP_BYTES // bytes_of_row),
         use_dictionary=["class", "role"],
-        compression={**dict.fromkeys(names, "zstd"), "embedding.list.element": "none"},
+        compression=compression,
         write_statistics=["id", "label"],
         write_page_checksum=True,
     )
@@ -827,37 +828,48 @@ class EmbeddingFolder:
             UserError: Parts are missing, or no image could be embedded; the disk is full.
         """
         parts = self.parts()
-        bad = [image for _, record in sorted(parts.items()) for image in record.bad]
-        rows = {part_name(number): record.rows for number, record in sorted(parts.items())}
-        count = sum(rows.values())
+        bad = list(itertools.chain.from_iterable(parts[number].bad for number in sorted(parts)))
+        count = sum(record.rows for record in parts.values())
         if count + len(bad) != images:
             raise UserError(f"there are {count} embeddings of {images} images in {self.folder}")
         if not count:
             raise UserError(
                 f"none of the {len(bad):,} images can be read; the first: {bad[0][1]}: {bad[0][2]}"
             )
-        for name in [name for name, size in rows.items() if not size]:
-            files.remove(self.path(name))
-            del rows[name]
+        entries = self._keep_parts(parts)
         if bad:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows([["id", "path", "reason"], *bad])
-            files.write_whole(self.path(BAD_IMAGES), text.getvalue().encode())
-        listed: dict[str, dict[str, Any]] = {name: {"rows": size} for name, size in rows.items()}
-        listed |= {BAD_IMAGES: {}} if bad else {}
+            self._write_bad_images(bad)
+            entries[BAD_IMAGES] = {}
+        for name, entry in entries.items():
+            entry["sha256"] = files.sha256_of(self.path(name))
+        kind = {"format": FORMAT, "version": VERSION, "tfdml": __version__}
+        dimension = next(record.dimension for record in parts.values() if record.rows)
         self.manifest = {
-            "format": FORMAT,
-            "version": VERSION,
-            "tfdml": __version__,
+            **kind,
             "identity": self.identity,
             "count": count,
             "bad_images": len(bad),
-            "dimension": next(record.dimension for record in parts.values() if record.rows),
+            "dimension": dimension,
             **(about or {}),
-            "files": {
-                name: {**entry, "sha256": files.sha256_of(self.path(name))}
-                for name, entry in listed.items()
-            },
+            "files": entries,
         }
         files.write_json(self.path(MANIFEST), self.manifest)
         return self.manifest
+
+    def _keep_parts(self, parts: Mapping[int, PartRecord]) -> dict[str, dict[str, Any]]:
+        """Return the entries of the parts in the manifest; remove parts without an embedding."""
+        entries: dict[str, dict[str, Any]] = {}
+        for number, record in sorted(parts.items()):
+            name = part_name(number)
+            if record.rows:
+                entries[name] = {"rows": record.rows}
+            else:
+                files.remove(self.path(name))
+        return entries
+
+    def _write_bad_images(self, bad: Sequence[list]) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["id", "path", "reason"])
+        writer.writerows(bad)
+        files.write_whole(self.path(BAD_IMAGES), text.getvalue().encode())

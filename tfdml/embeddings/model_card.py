@@ -53,16 +53,20 @@ def model_card(
     Returns:
         A dict that JSON can hold.
     """
-    return {
-        "model": {
-            "class": type(embedder).__name__,
-            "name": embedder.name,
-            "parameters": embedder.count_params(),
-        },
+    model = {
+        "class": type(embedder).__name__,
+        "name": embedder.name,
+        "parameters": embedder.count_params(),
+    }
+    vectors = {
         "fingerprint": fingerprint(embedder),
         "embedding_dim": embedder.embedding_dim,
         "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
         "view": view_of(embedder),
+    }
+    return {
+        "model": model,
+        **vectors,
         "signatures": list(signatures),
         "max_pixels": max_pixels,
         "artifacts": artifacts,
@@ -242,10 +246,8 @@ def served_version(path: Path) -> Path | None:
     """
     if (path / "saved_model.pb").is_file():
         return path
-    versions = (
-        [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)]
-        if path.is_dir()
-        else []
-    )
+    if not path.is_dir():
+        return None
+    versions = [entry for entry in path.iterdir() if re.fullmatch("[0-9]{1,18}", entry.name)]
     models = [entry for entry in versions if (entry / "saved_model.pb").is_file()]
     return max(models, key=lambda entry: int(entry.name), default=None)

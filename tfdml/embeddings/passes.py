@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.data.dataset import ImageDataset
+from tfdml.data.readers.image_files import images_named
 from tfdml.data.readers.own_images import class_ids, read_rows
-from tfdml.data.readers.tables import images_named
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import EmbeddingFolder, ImageTable, PartRecord, require_utf8
 from tfdml.errors import UserError
@@ -53,10 +53,15 @@ class Part:
         rows, vectors, faults = embed_readable(backend, self.dataset, self.batch_size)
         ids, paths = self.columns["id"], self.columns["path"]
         bad = [[ids[fault.index], paths[fault.index], fault.reason] for fault in faults]
-        readable = {
-            name: values and [values[row] for row in rows] for name, values in self.columns.items()
-        }
-        return folder.write_part(self.number, readable, vectors, bad)
+        columns = {name: _values_of(values, rows) for name, values in self.columns.items()}
+        return folder.write_part(self.number, columns, vectors, bad)
+
+
+def _values_of(values: list | None, rows: np.ndarray) -> list | None:
+    """Return the values of some rows of a column; None where it is None."""
+    if values is None:
+        return None
+    return [values[row] for row in rows]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +155,7 @@ def images_of(source: str | Sequence[str]) -> ImageTable:
 
     Args:
         source: Files, folders and patterns of paths or of URLs, see
-            `tfdml.data.readers.tables.images_named`; or one list, see
+            `tfdml.data.readers.image_files.images_named`; or one list, see
             `tfdml.data.readers.own_images.read_list`, of which only `path` is required.
 
     Raises:
@@ -161,18 +166,26 @@ def images_of(source: str | Sequence[str]) -> ImageTable:
         12
     """
     sources = [source] if isinstance(source, str) else source
-    labels, roles, groups, class_names = None, None, None, dict[int, str]()
     if len(sources) == 1 and sources[0].lower().endswith(LIST_EXTENSIONS):
-        table = read_rows(
-            sources[0] if is_remote(sources[0]) else os.path.abspath(sources[0]), required=("path",)
-        )
-        paths, roles = table.columns["path"], table.columns.get("split")
-        if "label" in table.columns:
-            labels, class_names = class_ids(table, "label")
-        if "group" in table.columns:
-            groups = class_ids(table, "group")[0]
+        images = _images_of_list(sources[0])
     else:
-        paths = [path for pattern in sources for path in images_named("input", pattern)]
-    if not paths:
+        paths: list[str] = []
+        for pattern in sources:
+            paths += images_named("input", pattern)
+        images = ImageTable(tuple(paths))
+    if not len(images):
         raise UserError("names no image", input=",".join(sources))
-    return ImageTable(tuple(paths), labels, roles, class_names, groups)
+    return images
+
+
+def _images_of_list(source: str) -> ImageTable:
+    """Return the images of a list, with what it says of them."""
+    table = read_rows(source if is_remote(source) else os.path.abspath(source), required=("path",))
+    labels = groups = None
+    class_names: dict[int, str] = {}
+    if "label" in table.columns:
+        labels, class_names = class_ids(table, "label")
+    if "group" in table.columns:
+        groups = class_ids(table, "group")[0]
+    paths = tuple(table.columns["path"])
+    return ImageTable(paths, labels, table.columns.get("split"), class_names, groups)

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import ImageDataset, explain_failure
-from tfdml.data.images import VectorImages
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.embeddings import embed
@@ -367,7 +367,7 @@ class _Acceptance:
             expected = text_embedder.embed_texts(texts)
             backend = SavedModelEmbedder(folder)
             parts = [backend.embed_texts(part) for part in slices(texts, _BATCH_SIZE)]
-        dataset = ImageDataset("texts", "test", VectorImages(expected), np.arange(len(texts)))
+        dataset = ImageDataset("texts", "test", labels=np.arange(len(texts)), vectors=expected)
         measures = compare_vectors(expected, np.concatenate(parts), dataset)
         faults = faults_of(measures, tolerance_of(self._options, "saved_model"))
         self._refused += [f"saved_model, texts: {fault}" for fault in faults]

@@ -517,7 +517,9 @@ def _finite(value: Any) -> Any:
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not abs(value) < float("inf") else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def cell_text(text: str) -> str:

@@ -309,9 +309,9 @@ def read_table(
             if column not in keys and not (column == "label" and keys.keys() & {"labels", "text"}):
                 has = ", ".join(map(quoted, file.header)) or "none"
                 raise UserError(f"{table.source} has no column {column}; it has {has}")
-        wanted = {column: key for column, key in keys.items() if columns[column] is not None}
-        file.check_size(list(wanted.values()))
-        cells = {column: file.read(key) for column, key in wanted.items()}
+        read_keys = {column: key for column, key in keys.items() if columns[column] is not None}
+        file.check_size(list(read_keys.values()))
+        cells = {column: file.read(key) for column, key in read_keys.items()}
     table = Table(name, str(path), {}, file.place, keys)
     _check_lengths(table.source, cells)
     for column, values in cells.items():
@@ -345,24 +345,24 @@ def _keys_of(
             raise UserError(f"{source}: column {quoted(column)} is twice in {_listed(header)}")
         else:
             keys[column] = key
-    own = set(keys)
-    for key, column in list(others.items()):
-        meant = _SYNONYMS.get(column, "")
-        if meant not in columns or meant in own:
+    plain_columns = set(keys)
+    for key, name in list(others.items()):
+        column = _SYNONYMS.get(name, "")
+        if column not in columns or column in plain_columns:
             continue
-        if meant in keys:
-            raise UserError(f"{source}: column {meant!r} is twice in {_listed(header)}")
-        keys[meant] = key
+        if column in keys:
+            raise UserError(f"{source}: column {column!r} is twice in {_listed(header)}")
+        keys[column] = key
         del others[key]
-    for key, column in others.items():
-        meant = _near(column, columns)
-        if meant and meant not in keys:
+    for key, name in others.items():
+        column = _near(name, columns)
+        if column and column not in keys:
             raise UserError(
-                f"{source} has a column {quoted(key)}: call it {meant!r}, or leave it out"
+                f"{source} has a column {quoted(key)}: call it {column!r}, or leave it out"
             )
     if others:
-        known = ", ".join(columns)
-        warn(f"{source}: other columns than {known} are ignored: {_listed(list(others))}")
+        names = ", ".join(columns)
+        warn(f"{source}: other columns than {names} are ignored: {_listed(list(others))}")
     return keys
 
 

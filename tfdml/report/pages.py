@@ -283,28 +283,29 @@ def thresholds(
         one class and pairs of different classes.
     """
     labels = dataset.labels
-    shown = np.ones(len(dataset), bool)
+    is_shown = np.ones(len(dataset), bool)
     halved = held_out is None
     if held_out is None:
         half = np.isin(labels, drawn_classes(labels)[::2])
-        held_out, shown = (embeddings[half], labels[half]), ~half
-    chosen = sampled_images(held_out[1])
+        held_out, is_shown = (embeddings[half], labels[half]), ~half
+    sampled = sampled_images(held_out[1])
+    held_out_points = np.asarray(held_out[0])[sampled]
+    held_out_labels = held_out[1][sampled]
     try:
-        calibration = calibrate(
-            np.asarray(held_out[0])[chosen], held_out[1][chosen], distance=distance, **target
-        )
+        calibration = calibrate(held_out_points, held_out_labels, distance=distance, **target)
     except UserError:  # there are too few images or pairs, or none reaches the rate
-        calibration, shown = None, np.ones(len(dataset), bool)
-    rows = np.flatnonzero(shown)
+        calibration, is_shown = None, np.ones(len(dataset), bool)
+    rows = np.flatnonzero(is_shown)
     rows = rows[sampled_images(labels[rows])]
     points, labels = embeddings[rows], labels[rows]
-    if not 1 < len(np.unique(labels)) < len(labels):
+    num_classes = len(np.unique(labels))
+    if not 1 < num_classes < len(labels):
         return None
     values: dict[str, Any] = {
         "calibration": calibration,
         "halved": halved,
-        "classes": len(np.unique(labels)),
-        "sampled": len(rows) < shown.sum(),
+        "classes": num_classes,
+        "sampled": len(rows) < is_shown.sum(),
     }
     if calibration is not None and "fpir" in target:
         return values | _of_searches(points, labels, distance, calibration.threshold)

@@ -357,14 +357,14 @@ def rank_queries(
         return None
     hits = []
     neighbors = []
-    far = []
+    distances_shown = []
     for block, rows, distances in nearest_left(task, depth, distance):
         hits.append(task.relevance.of(block, rows))
         # Copies, so that the whole block is not kept.
         neighbors.append(rows[:, :_SHOWN].copy())
-        far.append(distances[:, :_SHOWN].copy())
-    found = map(np.concatenate, (hits, neighbors, far))
-    return RankedQueries(task.matches, *found)
+        distances_shown.append(distances[:, :_SHOWN].copy())
+    columns = map(np.concatenate, (hits, neighbors, distances_shown))
+    return RankedQueries(task.matches, *columns)
 
 
 def choose_examples(

@@ -16,7 +16,6 @@ from keras import ops
 
 from tfdml import backbones
 from tfdml.data.dataset import ImageDataset
-from tfdml.data.images import VectorImages
 from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
@@ -58,7 +57,6 @@ from tfdml.training.run_data import (
     make_sampler,
     make_transforms,
     plan_cache,
-    relation_of,
 )
 from tfdml.training.settings import (
     MOST_CLASSES,
@@ -300,7 +298,7 @@ def _uncompiled_learner(
         contextlib.ExitStack() as stack,
     ):
         stack.callback(keras.config.set_dtype_policy, "float32")
-        embedder = make_embedder(model, view, _dimension_of(train))
+        embedder = make_embedder(model, view, 0 if train is None else train.dimension)
         if optimization.backbone_rate == 0:
             embedder.freeze_backbone()
         towers: Any = embedder
@@ -339,13 +337,6 @@ def _optimizer(
     )
 
 
-def _dimension_of(train: ImageDataset | None) -> int:
-    """Return the size of stored features; 0 for images."""
-    if train is None or not isinstance(train.images, VectorImages):
-        return 0
-    return train.images.pixels().shape[1]
-
-
 def _with_objectives(
     towers: Embedder | dict[str, Embedder],
     optimization: OptimizationSettings,
@@ -357,7 +348,7 @@ def _with_objectives(
         numbers = train.text_numbers[:, None]
         train = train.with_tokens(lambda texts: numbers)
     objectives = optimization.objectives
-    relation = None if train is None else relation_of(train)
+    relation = None if train is None else train.relation
     labels = np.array([0, 0, 1, 1]) % num_classes
     if train is not None and relation is not None:
         labels = np.resize(train.targets[:4], (4, *train.targets.shape[1:]))

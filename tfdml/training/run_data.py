@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from absl import logging
 from tfdml import data
 from tfdml.audit import read_drops
 from tfdml.data import sampling
-from tfdml.data.dataset import ImageDataset, check
-from tfdml.data.images import VectorImages, images_checksum
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import check
+from tfdml.data.images import OptionalImages
 from tfdml.data.pipeline import CACHE_LIMIT_MB, MEGABYTE, decoded_bytes, memory_to_spare
 from tfdml.data.policies import Policy
 from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_images
-from tfdml.data.readers.tables import split_classes, warn_shared_classes
+from tfdml.data.readers.splits import split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
 from tfdml.errors import REASON, UserError, check_share, user_errors
@@ -32,7 +33,6 @@ from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import plain_path
 from tfdml.io.tables import Table
 from tfdml.labels import require_classes
-from tfdml.mining import GivenPairs, Relation, SameLabel, same_label_or_text, shares_a_label
 from tfdml.names import composed, quoted
 from tfdml.training.choices import (
     Augmentation,
@@ -104,7 +104,7 @@ def _identity_of(split: ImageDataset, directory: str) -> dict[str, Any]:
         "images": len(set(split.names)),
         "classes": split.num_classes,
         "names and labels": table.checksum(),
-        "content": images_checksum(split.images),
+        "content": split.checksum(),
     }
     if split.pairs is not None:
         identity["pairs"] = split.pairs.checksum()
@@ -351,10 +351,11 @@ def _vectors_of(
     """
     part = stored.split(split)
     assert part.labels is not None
-    images = VectorImages(part.embeddings, part.names, folder)
+    images = OptionalImages(part.names, folder)
     classes = np.unique(part.labels).tolist()
     class_names = {label: part.class_names.get(label, str(label)) for label in classes}
     fields: dict[str, Any] = {"is_query": part.is_query, "groups": part.groups}
+    fields["vectors"] = part.embeddings
     if "pairs" in columns:
         fields["pairs"] = columns["pairs"].take(rows, len(stored.names))
     if "protocol" in columns:
@@ -545,25 +546,6 @@ def _(choice: Texts, settings, train, seed):
             batch_size=size,
         )
     return sampling.ClassBalancedSampler(numbers, size, 1, seed)
-
-
-def relation_of(train: ImageDataset) -> Relation | Callable | None:
-    """Return which training images belong together by their pairs, label sets or finest level; None
-    for classes.
-
-    Raises:
-        UserError: No pair of the training images is given.
-    """
-    if train.pairs is not None:
-        if not len(train.pairs.rows):
-            raise UserError(
-                f"{train.name}: no given pair or triplet has all of its images in the training "
-                "split"
-            )
-        return GivenPairs(train.pairs.scored())
-    if train.label_rows is None:
-        return same_label_or_text if train.targets.ndim == 2 else None
-    return SameLabel(0) if train.protocol is not None else shares_a_label
 
 
 def make_transforms(settings: DataSettings) -> tuple[TrainTransform, EvaluationTransform]:

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.data.dataset import explain_failure
+from tfdml.data.faults import explain_failure
 from tfdml.data.pipeline import CACHE_LIMIT_MB, decoded_source, own_threads, training_batches
 from tfdml.data.sampling import NeighborSampler, Share
 from tfdml.errors import UserError, differences

@@ -14,7 +14,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tfdml.data.dataset import ImageDataset, find_faults
+from tfdml.data.dataset import ImageDataset
+from tfdml.data.faults import find_faults
 from tfdml.data.images import EncodedImages
 from tfdml.data.limits import SERVING_LIMIT
 from tfdml.embeddings.backends import EmbeddingBackend

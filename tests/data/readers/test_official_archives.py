@@ -14,7 +14,7 @@ from PIL import Image
 from tests.data.preparations import encoded
 from tests.data.trees import annotations, touch
 from tfdml.data import catalog
-from tfdml.data.readers import official_archives, tables
+from tfdml.data.readers import official_archives, splits
 from tfdml.data.readers.official_archives import (
     read_cars196,
     read_cub200,
@@ -142,7 +142,7 @@ def test_the_real_tables_of_birds(shared_data, tmp_path, monkeypatch):
         UserError, match=r"5864 of 5864 images are missing, first \S*Albatross_0046_18\.jpg"
     ):
         read_cub200(tmp_path)
-    monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
+    monkeypatch.setattr(splits, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (read_cub200(tmp_path, split) for split in ("train", "test"))
     assert (len(train), len(test)) == (5_864, 5_924)
     np.testing.assert_array_equal(train.classes, np.arange(100))
@@ -236,7 +236,7 @@ def test_the_real_split_of_the_shop(shared_data, tmp_path, monkeypatch):
             class_of[str(tmp_path / name)] = int(number)
     (tmp_path / "list_eval_partition.txt").write_text(_partition(rows))
     (tmp_path / "img").mkdir()
-    monkeypatch.setattr(tables, "require_files", lambda name, paths, advice: tuple(paths))
+    monkeypatch.setattr(splits, "require_files", lambda name, paths, advice: tuple(paths))
     train, test = (read_inshop(tmp_path, split) for split in ("train", "test"))
     assert (len(train), len(test.queries), len(test.gallery)) == (25_882, 14_218, 12_612)
     assert (train.num_classes, test.num_classes) == (3_997, 3_985)

@@ -21,7 +21,8 @@ from tests.data.preparations import encoded
 from tests.data.trees import touch
 from tests.io.test_tables import write_table
 from tfdml.data import catalog
-from tfdml.data.readers import own_images, tables
+from tfdml.data.readers import image_files, own_images
+from tfdml.embeddings.files import ImageTable
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_dataset
 from tfdml.io.files import write_whole
@@ -160,7 +161,7 @@ def test_images_named_by_files_folders_and_patterns(tmp_path):
     touch(tmp_path, "a/car[1].png", "a/car1.png", "a/b,c.jpg", "a/x.txt", "a/.y.jpg")
 
     def name(source):
-        return [os.path.basename(path) for path in tables.images_named("queries", source)]
+        return [os.path.basename(path) for path in image_files.images_named("queries", source)]
 
     assert name(f"{tmp_path}/a/car[1].png") == ["car[1].png"]
     assert name(f"{tmp_path}/a/x.txt") == ["x.txt"]
@@ -223,6 +224,15 @@ def test_classes_in_both_splits_and_splits_in_classes_are_warned_of(write, tmp_p
         assert len(own_images.read_folder(tmp_path / "x", "all")) == 4
     assert "1 classes are in both" in caplog.text
     assert "in classes are no splits" in caplog.text
+
+
+def test_a_word_for_missing_in_a_list_is_noted_once(write, caplog):
+    path = write(
+        "path,label,text\na.jpg,NA,none\nb.jpg,bus,a bus\nc.jpg,NA,none\nd.jpg,van,a van\n"
+    )
+    with caplog.at_level("WARNING"):
+        ImageTable.of(_both(path))
+    assert caplog.text.count('words for "missing"') == 2
 
 
 def test_names_are_numbered_in_sorted_order_over_both_splits(write):
@@ -584,16 +594,16 @@ def test_folders_of_systems_are_no_classes_and_are_counted(tmp_path, caplog):
     assert caplog.text.count(": left out ") == 1
     assert f"{len(SYSTEM_FOLDERS) + 1} system folder, 1 hidden" in caplog.text
 
-    assert tables.images_named("queries", str(tmp_path)) == [
+    assert image_files.images_named("queries", str(tmp_path)) == [
         str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg")
     ]
     caplog.clear()
     with caplog.at_level("WARNING", logger="absl"):
-        paths = tables.images_named("queries", f"{tmp_path}/**/1.jpg")
+        paths = image_files.images_named("queries", f"{tmp_path}/**/1.jpg")
     assert paths == [str(tmp_path / name) for name in ("a/1.jpg", "b/1.jpg")]
     assert "in a hidden or system folder" in caplog.text
     # A folder that a pattern names itself is wanted.
-    assert len(tables.images_named("queries", f"{tmp_path}/#recycle/*.jpg")) == 1
+    assert len(image_files.images_named("queries", f"{tmp_path}/#recycle/*.jpg")) == 1
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "npz"])

@@ -49,11 +49,11 @@ NAMED_LETTERS = (
 )
 
 _DEJAVU_STIX = (
-    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
-    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
-    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
-    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
-)
+    "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique",
+    "DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique", "DejaVuSansMono-BoldOblique",
+    "DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic", "DejaVuSerif-BoldItalic",
+    "STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta",
+)  # fmt: skip
 # The Computer Modern faces put other shapes than Unicode's at many code points; digits and letters
 # are right.
 _COMPUTER_MODERN = ("cmr10", "cmb10", "cmss10", "cmti10", "cmtt10")
@@ -87,19 +87,17 @@ def split_named_letters() -> dict[str, str]:
         >>> [unicodedata.name(letter) for letter in split_named_letters()["test"][:2]]
         ['LATIN SMALL LETTER E WITH MACRON', 'LATIN CAPITAL LETTER A WITH DOUBLE GRAVE']
     """
-    left = collections.Counter(
-        word for letter in NAMED_LETTERS for word in unicodedata.name(letter).split()
-    )
-    test: list[str] = []
+    word_counts = collections.Counter(" ".join(map(unicodedata.name, NAMED_LETTERS)).split())
+    train = test = ""
     for letter in _mixed(NAMED_LETTERS):
         words = unicodedata.name(letter).split()
-        if len(test) < len(NAMED_LETTERS) // 3 and all(left[word] > 3 for word in words):
-            test.append(letter)
-            left.subtract(words)
-    return {
-        "train": "".join(c for c in _mixed(NAMED_LETTERS) if c not in test),
-        "test": "".join(test),
-    }
+        are_common = all(word_counts[word] > 3 for word in words)
+        if are_common and len(test) < len(NAMED_LETTERS) // 3:
+            test += letter
+            word_counts.subtract(words)
+        else:
+            train += letter
+    return {"train": train, "test": test}
 
 
 def read(
@@ -151,11 +149,11 @@ def read(
         data[row] = draw(character, instance, size=size, seed=seed)
         names.append(f"U+{ord(character):04X}/{instance}")
     labels = first + np.arange(len(data)) // images_per_class
-    class_names = [unicodedata.name(character) for character in characters] if texts else characters
-    of_images = np.repeat(class_names, images_per_class) if texts else None
+    class_names = list(map(unicodedata.name, characters) if texts else characters)
+    text_of_images = np.repeat(class_names, images_per_class) if texts else None
     images = ArrayImages(data, tuple(names))
     return ImageDataset(
-        "glyphs", split, images, labels, dict(enumerate(class_names, first)), texts=of_images
+        "glyphs", split, images, labels, dict(enumerate(class_names, first)), texts=text_of_images
     )
 
 
@@ -265,7 +263,8 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
     colors = np.clip(base + rng.uniform(-40, 40, (2, 3)), 0, 255)
     angle = rng.uniform(0, 2 * math.pi)
     ramp = np.linspace(-0.5, 0.5, size, dtype=np.float32)
-    along = 0.5 + (ramp[:, None] * math.sin(angle) + ramp[None, :] * math.cos(angle)) / math.sqrt(2)
+    rising = ramp[:, None] * math.sin(angle) + ramp[None, :] * math.cos(angle)
+    along = 0.5 + rising / math.sqrt(2)
     gradient = colors[0] + along[..., None] * (colors[1] - colors[0])
     image = Image.fromarray(gradient.astype(np.uint8))
     pencil = ImageDraw.Draw(image)

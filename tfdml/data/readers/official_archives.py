@@ -11,14 +11,15 @@ import os
 import pathlib
 import re
 import zipfile
+from collections.abc import Mapping
 
 import numpy as np
 import scipy.io
 
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
-from tfdml.data.readers import tables
-from tfdml.data.readers.tables import first_of
+from tfdml.data.readers.image_files import UNPACK, LeftOut, first_of, images_below, is_visible
+from tfdml.data.readers.splits import dataset_of
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import is_file
 from tfdml.io.tables import Table, read_words
@@ -61,21 +62,25 @@ def _checked(dataset: ImageDataset, source: object, check_counts: bool) -> Image
     set."""
     parts = [dataset] if dataset.is_query is None else [dataset.queries, dataset.gallery]
     for part in parts if check_counts else ():
-        for what, published, count in (
-            ("images", NUM_IMAGES, len(part)),
-            ("classes", NUM_CLASSES, part.num_classes),
-        ):
-            if count != (expected := published[part.name][part.split]):
-                text = (
-                    f"{part.name}: expected {expected:,} {part.split} {what} in {source}, found "
-                    f"{count:,}"
-                )
-                advice = (
-                    "unpack or download the official archive again, or pass check_counts=False for "
-                    "a part of it"
-                )
-                raise UserError(f"{text}; {advice}")
+        _check_count(part, len(part), "images", NUM_IMAGES, source)
+        _check_count(part, part.num_classes, "classes", NUM_CLASSES, source)
     return dataset
+
+
+def _check_count(
+    part: ImageDataset,
+    count: int,
+    items: str,
+    published: Mapping[str, Mapping[str, int]],
+    source: object,
+) -> None:
+    expected = published[part.name][part.split]
+    if count != expected:
+        fault = f"expected {expected:,} {part.split} {items} in {source}, found {count:,}"
+        raise UserError(
+            f"{part.name}: {fault}; unpack or download the official archive again, or pass "
+            "check_counts=False for a part of it"
+        )
 
 
 def _zero_shot(table: Table, name: str, numbers: np.ndarray) -> None:
@@ -115,9 +120,7 @@ def read_cars196(
     _zero_shot(table, "cars196", numbers)
     class_names = {label: f"class {label + 1}" for label in range(196)} | _car_names(root)
     advice = "unpack the image archives again next to devkit/"
-    return _checked(
-        tables.dataset_of(table, split, numbers - 1, class_names, advice), root, check_counts
-    )
+    return _checked(dataset_of(table, split, numbers - 1, class_names, advice), root, check_counts)
 
 
 def _cars_table(root: pathlib.Path) -> Table:
@@ -199,18 +202,12 @@ def read_cub200(
         100
     """
     root = _official_root("cub200", data_dir, "CUB_200_2011", "images.txt")
-    images, labels, names = (
-        _cub_table(os.path.join(root, file), column, kind)
-        for file, column, kind in (
-            ("images.txt", "path", PATH),
-            ("image_class_labels.txt", "class", ID),
-            ("classes.txt", "name", CLASS),
-        )
-    )
+    images = _cub_table(root, "images.txt", "path", PATH)
+    labels = _cub_table(root, "image_class_labels.txt", "class", ID)
+    names = _cub_table(root, "classes.txt", "name", CLASS)
     images.check_distinct("path")
-    class_of = dict(
-        zip(labels.columns["id"], labels.integers("class", 1, 200).tolist(), strict=True)
-    )
+    classes = labels.integers("class", 1, 200).tolist()
+    class_of = dict(zip(labels.columns["id"], classes, strict=True))
     images.check_cells("id", class_of.__contains__, f"in {labels.path}")
     labels.check_cells("id", {*images.columns["id"]}.__contains__, f"in {images.path}")
     images = images.take(np.argsort(images.integers("id")).tolist())
@@ -221,13 +218,13 @@ def read_cub200(
     class_names |= {
         int(number) - 1: name for number, name in zip(*names.columns.values(), strict=True)
     }
-    dataset = tables.dataset_of(images, split, numbers - 1, class_names, tables.UNPACK)
+    dataset = dataset_of(images, split, numbers - 1, class_names, UNPACK)
     return _checked(dataset, images.path, check_counts)
 
 
-def _cub_table(path: str, column: str, kind: Kind) -> Table:
+def _cub_table(root: str, file: str, column: str, kind: Kind) -> Table:
     """Return a table whose first column has distinct ids."""
-    table = read_words("cub200", path, {"id": ID, column: kind})
+    table = read_words("cub200", os.path.join(root, file), {"id": ID, column: kind})
     table.columns["id"] = list(map(str, table.integers("id").tolist()))
     table.check_distinct("id")
     return table
@@ -292,9 +289,7 @@ def read_inshop(
     table.columns.update(path=[os.path.join(images, name) for name in names], split=parts)
     class_names = dict(zip(labels.tolist(), items, strict=True))
     advice = "unpack img.zip so that its folder img/ lies in data_dir or in its Img/"
-    return _checked(
-        tables.dataset_of(table, split, labels, class_names, advice), source, check_counts
-    )
+    return _checked(dataset_of(table, split, labels, class_names, advice), source, check_counts)
 
 
 def read_omniglot(
@@ -348,7 +343,7 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
         names = [
             name
             for name in file.namelist()
-            if name[-1] != "/" and tables.is_visible(os.path.basename(name))
+            if name[-1] != "/" and is_visible(os.path.basename(name))
         ]
         members = sorted({*filter(inside.fullmatch, names)})
         if len(members) < len(names):
@@ -360,8 +355,8 @@ def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
 
 
 def _omniglot_folder(folder: pathlib.Path) -> Images:
-    left_out = tables.LeftOut("omniglot", str(folder))
-    paths = tables.images_below(str(folder), left_out)
+    left_out = LeftOut("omniglot", str(folder))
+    paths = images_below(str(folder), left_out)
     inside = [path for path in paths if len(pathlib.Path(path).relative_to(folder).parts) == 3]
     left_out.kinds["image in no folder of a character"] += len(paths) - len(inside)
     left_out.report()
@@ -404,7 +399,5 @@ def read_sop(
     class_names = {label: f"{SOP_SUPER_CLASSES[kind]} {label + 1}" for label, kind in kind_of}
     if len(class_names) < len(kind_of):
         raise UserError(f"sop: {source}: some classes have two super-classes; download it again")
-    dataset = tables.dataset_of(
-        table, split, labels, class_names, tables.UNPACK, super_labels=kinds
-    )
+    dataset = dataset_of(table, split, labels, class_names, UNPACK, super_labels=kinds)
     return _checked(dataset, source, check_counts)

@@ -4,15 +4,15 @@ import collections
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from tfdml.data.dataset import ImageDataset, PairList, Protocol
-from tfdml.data.readers import tables
-from tfdml.data.readers.tables import LeftOut, images_below
+from tfdml.data.readers.image_files import LeftOut, images_below
+from tfdml.data.readers.splits import dataset_of
 from tfdml.errors import UserError, check_share
 from tfdml.io.files import is_folder, is_remote, plain_path
 from tfdml.io.tables import Column, Table, read_table
@@ -117,74 +117,100 @@ def read_folder(
         reason = f"; {left_out}" if left_out.kinds.total() else ""
         expected = os.path.join(root, "<class>", "<image>.jpg")
         raise UserError(f"folder: found no image in {root}; expected {expected}{reason}")
-    places = [path.removeprefix(root).lstrip("/").split("/") for path in paths]
-    below = [quoted("/".join(place)) for place in places]
-    paths = clean(paths, PATH, f"folder: {root}", below.__getitem__)
-    table = Table("folder", root, {"path": paths}, below.__getitem__)
-    if parts := _take_splits(root, places):
-        table.columns["split"] = parts
-    table.columns["label"] = [place[0] if len(place) > 1 else "" for place in places]
-    if inner := sorted({"/".join(place[:-1]) for place in places if len(place) > 2}):
-        warn(
-            f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, "
-            "are of these classes"
-        )
-    table = _with_classes(table)
+    table = _with_classes(_table_of_folders(root, paths))
     labels = table.columns["label"]
     table.columns["label"] = clean(labels, CLASS, f"folder: {root}", table.place)
     table = _with_parts(table, split)
-    return tables.dataset_of(
+    return dataset_of(
         table, split, *class_ids(table, "label", is_name=True), test_fraction=test_fraction
     )
 
 
-def _take_splits(root: str, places: list[list[str]]) -> list[str]:
-    """Take the folders that are splits off the paths of images, and return these splits; none where
-    there are none.
+def _table_of_folders(root: str, paths: list[str]) -> Table:
+    """Return the paths of images, their splits, where folders are splits, and their class folders,
+    empty for an image in none."""
+    names = [path.removeprefix(root).lstrip("/") for path in paths]
+    place = list(map(quoted, names)).__getitem__
+    table = Table("folder", root, {"path": clean(paths, PATH, f"folder: {root}", place)}, place)
+    parts_of_paths = [name.split("/") for name in names]
+    splits = _folders_of_splits(root, parts_of_paths)
+    if splits:
+        table.columns["split"] = [_take_split(parts, splits) for parts in parts_of_paths]
+    table.columns["label"] = [parts[0] if len(parts) > 1 else "" for parts in parts_of_paths]
+    inner = sorted({"/".join(parts[:-1]) for parts in parts_of_paths if len(parts) > 2})
+    if inner:
+        warn(
+            f"folder: {root}: images of {len(inner)} folders within class folders, as {inner[0]}/, "
+            "are of these classes"
+        )
+    return table
+
+
+def _folders_of_splits(root: str, paths: list[list[str]]) -> dict[str, str]:
+    """Return the folders that are splits, and the split that each is; none where folders are
+    classes.
+
+    Args:
+        root: The folder of all images.
+        paths: The path of each image below it, in parts.
 
     Raises:
         UserError: Some folders look like splits and others do not, or two folders name one split.
     """
-    folders = sorted({place[0] for place in places if len(place) > 1})
-    splits = {folder: part for folder in folders if (part := _part_of(folder))}
-    others = [folder for folder in folders if folder not in splits]
-    if others and (
-        len(splits) > 1 or any(len(place) > 2 and place[0] in splits for place in places)
-    ):
-        mixed = f"{', '.join(f'{folder}/' for folder in splits)} next to {others[0]}/"
-        advice = (
-            "give splits a folder without others, or rename classes that are called like splits"
-        )
-        raise UserError(
-            f"folder: {root} has {mixed}: they look like splits among classes; {advice}"
-        )
-    if not splits and (
-        inner := sorted({place[1] for place in places if len(place) > 2 and _part_of(place[1])})
-    ):
-        warn(
-            f"folder: {root}: {', '.join(f'{name}/' for name in inner)} in classes are no splits: "
-            "all are read."
-        )
-    if others:
-        for folder in splits:
-            warn(
-                f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds "
-                "images."
-            )
-        return []
+    folders = sorted({parts[0] for parts in paths if len(parts) > 1})
+    splits = {folder: split for folder in folders if (split := _part_of(folder))}
+    classes = [folder for folder in folders if folder not in splits]
+    if not splits:
+        _warn_of_inner_splits(root, paths)
+    if classes:
+        _refuse_splits_among_classes(root, paths, splits, classes)
+        return {}
     if len({*splits.values()}) < len(splits):
         raise UserError(
             f"folder: {root} has folders that name one split, of {', '.join(splits)}; make them one"
         )
-    parts = []
-    for place in places if splits else ():
-        part = splits[place.pop(0)] if len(place) > 1 else ""
-        role = _part_of(place[0]) if part == "test" and len(place) > 1 else ""
-        if role in ("query", "gallery"):
-            part = role
-            place.pop(0)
-        parts.append(part)
-    return parts
+    return splits
+
+
+def _warn_of_inner_splits(root: str, paths: list[list[str]]) -> None:
+    """Warn of folders of classes that are called like splits."""
+    inner = sorted({parts[1] for parts in paths if len(parts) > 2 and _part_of(parts[1])})
+    if inner:
+        names = ", ".join(f"{name}/" for name in inner)
+        warn(f"folder: {root}: {names} in classes are no splits: all are read.")
+
+
+def _refuse_splits_among_classes(
+    root: str, paths: list[list[str]], splits: Mapping[str, str], classes: list[str]
+) -> None:
+    """Refuse folders that look like splits next to classes; one with images alone is a class, which
+    a warning names."""
+    has_classes = any(len(parts) > 2 and parts[0] in splits for parts in paths)
+    if len(splits) > 1 or has_classes:
+        names = ", ".join(f"{folder}/" for folder in splits)
+        raise UserError(
+            f"folder: {root} has {names} next to {classes[0]}/: they look like splits among "
+            "classes; give splits a folder without others, or rename classes that are called like "
+            "splits"
+        )
+    for folder in splits:
+        warn(
+            f"folder: {root}/{folder} is taken for a class, as it lies among classes and holds "
+            "images."
+        )
+
+
+def _take_split(parts: list[str], splits: Mapping[str, str]) -> str:
+    """Take the folders of its split and its role off the parts of an image's path, and return which
+    of the two it is in; empty for an image in no folder."""
+    if len(parts) < 2:
+        return ""
+    split = splits[parts.pop(0)]
+    role = _part_of(parts[0]) if len(parts) > 1 else ""
+    if split != "test" or role not in ("query", "gallery"):
+        return split
+    parts.pop(0)
+    return role
 
 
 def _with_classes(table: Table) -> Table:
@@ -225,7 +251,7 @@ def read_list(
     """Read a list of images: a CSV file with a header, a file with a JSON object on each line, a
     Parquet or an .npz file.
 
-    The columns (or keys) are `path` and `label`, and, if wanted, the others, in any order:
+    The columns (or keys) are `path` and `label`, and any of the others, in any order:
 
     - `path`: of the image; a relative one is relative to the folder of the list.
     - `label`: if every label of the file is an integer, these are the class ids; otherwise labels
@@ -278,9 +304,11 @@ def read_list(
     file = os.fspath(data_dir)
     check_share(test_fraction=test_fraction)
     table = _without_duplicates(read_rows(file, ("path",) if pairs else _REQUIRED))
-    label_rows = (
-        _levels(table) if levels else _label_sets(table) if "labels" in table.columns else None
-    )
+    label_rows = None
+    if levels:
+        label_rows = _levels(table)
+    elif "labels" in table.columns:
+        label_rows = _label_sets(table)
     columns: dict[str, Any] = {"label_rows": label_rows, "texts": table.columns.get("text")}
     columns["protocol"] = Protocol(_MEASURED, levels=label_rows) if levels else None
     if pairs:
@@ -302,9 +330,7 @@ def read_list(
         "correct the list or add the images; a relative path starts from "
         f"{os.path.dirname(file) or '.'}"
     )
-    return tables.dataset_of(
-        table, split, *class_ids(table, "label"), advice, test_fraction, **columns
-    )
+    return dataset_of(table, split, *class_ids(table, "label"), advice, test_fraction, **columns)
 
 
 def _levels(table: Table) -> np.ndarray:
@@ -360,42 +386,65 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
             names them.
     """
     table = read_rows(file, (), _PAIR_COLUMNS)
-    forms = (_PAIRS, _TRIPLETS)
-    columns = next((columns for columns in forms if {*columns} == {*table.columns}), None)
-    if columns is None:
-        choices = " or ".join(map(",".join, forms))
+    names = {*table.columns}
+    if names not in ({*_PAIRS}, {*_TRIPLETS}):
+        choices = f"{','.join(_PAIRS)} or {','.join(_TRIPLETS)}"
         raise UserError(
             f"list: {file} must have the columns {choices}; it has {','.join(table.columns)}"
         )
-    row_of = {
-        composed(os.path.normpath(path)): row for row, path in enumerate(images.columns["path"])
-    }
+    row_of = _row_finder(images, composed(os.path.dirname(file)))
+    if "similar" not in names:
+        rows = _rows_of_cells(table, _TRIPLETS, row_of, images)
+        return PairList(rows), np.zeros((0, 2), np.int64)
+    rows = _rows_of_cells(table, _PAIRS[:2], row_of, images)
+    cells = np.array(table.columns["similar"])
+    is_junk = cells == "junk"
+    is_similar = np.isin(cells, ("1", "true"))
+    pairs = PairList(rows[~is_junk], is_similar[~is_junk])
+    scored = pairs.scored()
+    is_repeated = (scored[1:, :2] == scored[:-1, :2]).all(axis=1)
+    if is_repeated.any():
+        ends = scored[is_repeated.argmax(), :2].astype(int)
+        paths = " and ".join(quoted(images.columns["path"][row]) for row in ends)
+        raise UserError(f"list: {file}: {paths} are similar and not; leave out one of the lines")
+    return pairs, rows[is_junk]
+
+
+def _row_finder(images: Table, folder: str) -> Callable[[str], int | None]:
+    """Return what gives the row of the image that a cell names, by its id or its path; None for
+    none.
+
+    Args:
+        images: The rows of the list.
+        folder: What a path may be relative to.
+
+    Raises:
+        UserError: Two images have one id.
+    """
+    paths = [composed(os.path.normpath(path)) for path in images.columns["path"]]
+    row_of = {path: row for row, path in enumerate(paths)}
     if "id" in images.columns:
         images.columns["id"] = list(map(composed, images.columns["id"]))
         images.check_distinct("id")
-        row_of |= {name: row for row, name in enumerate(images.columns["id"])}
-    folder, ends = composed(os.path.dirname(file)), columns[: 2 if "a" in columns else 3]
+        row_of.update({name: row for row, name in enumerate(images.columns["id"])})
 
     def row(cell: str) -> int | None:
         cell = composed(cell)
-        inside = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
-        return row_of.get(cell, row_of.get(inside, row_of.get(os.path.normpath(cell))))
+        path = cell if is_remote(cell) else os.path.normpath(os.path.join(folder, cell))
+        return row_of.get(cell, row_of.get(path, row_of.get(os.path.normpath(cell))))
 
-    for name in ends:
-        table.check_cells(name, lambda cell: row(cell) is not None, f"an image of {images.path}")
-    rows = np.array([[row(cell) for cell in table.columns[name]] for name in ends], np.int64).T
-    if len(ends) == 3:
-        return PairList(rows), np.zeros((0, 2), np.int64)
-    cells = np.array(table.columns["similar"])
-    is_junk = cells == "junk"
-    pair_list = PairList(rows[~is_junk], np.isin(cells, ("1", "true"))[~is_junk])
-    scored = pair_list.scored()
-    for twice in np.flatnonzero((scored[1:, :2] == scored[:-1, :2]).all(axis=1))[:1]:
-        names = " and ".join(
-            quoted(images.columns["path"][row]) for row in scored[twice, :2].astype(int)
-        )
-        raise UserError(f"list: {file}: {names} are similar and not; leave out one of the lines")
-    return pair_list, rows[is_junk]
+    return row
+
+
+def _rows_of_cells(
+    table: Table, columns: Sequence[str], row_of: Callable[[str], int | None], images: Table
+) -> np.ndarray:
+    """Return the rows of the images that columns name, (G, number of columns)."""
+    rows = []
+    for name in columns:
+        table.check_cells(name, lambda cell: row_of(cell) is not None, f"an image of {images.path}")
+        rows.append([row_of(cell) for cell in table.columns[name]])
+    return np.array(rows, np.int64).T
 
 
 def linked_classes(pairs: PairList, size: int) -> np.ndarray:
@@ -427,14 +476,14 @@ def similar_images(pairs: PairList, size: int, junk: np.ndarray) -> Protocol:
 def read_rows(
     file: str,
     required: Sequence[str] = _REQUIRED,
-    known: Mapping[str, Column | None] = COLUMNS,
+    columns: Mapping[str, Column | None] = COLUMNS,
 ) -> Table:
     """Read the rows of a list and check its cells.
 
     Args:
         file: The list, see `read_list`.
         required: The columns that it must have; `labels` may stand for `label`.
-        known: The columns that it may have.
+        columns: The columns that it may have.
 
     Returns:
         The columns that it has; `path` is relative to the working folder, or absolute. `split` has
@@ -447,7 +496,7 @@ def read_rows(
         >>> read_rows("photos/list.csv").columns["label"][0]
         'bus'
     """
-    table = read_table("list", file, known, required)
+    table = read_table("list", file, columns, required)
     for column, values in table.columns.items():
         if column in _VALUES:
             values[:] = [_part_of(value) or value.lower() for value in values]
@@ -466,18 +515,10 @@ def _with_parts(table: Table, split: str = "") -> Table:
     splits, roles = table.columns.pop("split", None), table.columns.pop("role", None)
     if split == "all" or (splits is None and not any(roles or ())):
         return table
-    if splits is None and roles and {"", "train"} <= {*roles}:
-        warn(
-            f"{table.name}: {table.path}: {roles.count('')} images without a role are for training"
-        )
-    parts = []
-    for row in range(len(table)):
-        part, role = splits[row] if splits else "", roles[row] if roles else ""
-        if (part == "train" and role in ("query", "gallery")) or (
-            role == "train" and part not in ("", "train")
-        ):
-            raise UserError(f"{table.where(row)}: an image of the split {part} has the role {role}")
-        parts.append(role or part or "train")
+    parts = splits or [""] * len(table)
+    if roles:
+        parts = _parts_of_roles(table, parts, roles)
+    parts = [part or "train" for part in parts]
     left_out = {"junk"}
     if not {"test", "query", "gallery"}.isdisjoint(parts):
         left_out.add("validation")
@@ -485,10 +526,28 @@ def _with_parts(table: Table, split: str = "") -> Table:
     if counts:
         text = ", ".join(f"{count} of {part}" for part, count in counts.items())
         warn(f"{table.name}: {table.path}: images are left out: {text}")
-    table.columns["split"] = [
-        "test" if part == "validation" and not counts[part] else part for part in parts
-    ]
-    return table.take([row for row, part in enumerate(parts) if part not in left_out])
+    rows = [row for row, part in enumerate(parts) if part not in left_out]
+    table.columns["split"] = ["test" if part == "validation" else part for part in parts]
+    return table.take(rows)
+
+
+def _parts_of_roles(table: Table, splits: list[str], roles: list[str]) -> list[str]:
+    """Return the role of each row, or its split where it has none.
+
+    Raises:
+        UserError: The role of an image is none of its split.
+    """
+    if not any(splits) and {"", "train"} <= {*roles}:
+        warn(
+            f"{table.name}: {table.path}: {roles.count('')} images without a role are for training"
+        )
+    for row, (split, role) in enumerate(zip(splits, roles, strict=True)):
+        is_other = role in ("query", "gallery") if split == "train" else role == "train"
+        if split and is_other:
+            raise UserError(
+                f"{table.where(row)}: an image of the split {split} has the role {role}"
+            )
+    return [role or split for split, role in zip(splits, roles, strict=True)]
 
 
 def _without_duplicates(table: Table) -> Table:
@@ -532,12 +591,14 @@ def class_ids(
     values = table.columns[column]
     unique = sorted({*values})
     if is_name or not all(map(_INTEGER.fullmatch, unique)):
-        id_of = {name: i for i, name in enumerate(unique)}
+        id_of = {name: number for number, name in enumerate(unique)}
     else:
-        # Lengths first: Python refuses to read thousands of digits.
-        fits = lambda cell: len(cell) <= 20 and _INT64.min <= int(cell) <= _INT64.max  # noqa: E731
-        table.check_cells(column, fits, "an integer of 64 bits")
+        table.check_cells(column, _fits_in_64_bits, "an integer of 64 bits")
         id_of = {cell: int(cell) for cell in unique}
-    return np.array([id_of[value] for value in values], np.int64), {
-        i: name for name, i in id_of.items()
-    }
+    ids = np.array([id_of[value] for value in values], np.int64)
+    return ids, {number: name for name, number in id_of.items()}
+
+
+def _fits_in_64_bits(cell: str) -> bool:
+    # Lengths first: Python refuses to read thousands of digits.
+    return len(cell) <= 20 and _INT64.min <= int(cell) <= _INT64.max
