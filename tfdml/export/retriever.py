@@ -343,6 +343,9 @@ class Retriever(Gallery):
         """See `Gallery.rows`; the columns are `path`, where the metadata have one, and `class`."""
         return self._in_memory().rows(most, ids)
 
+    def _rows_of_classes(self, classes: list[str]) -> Rows:
+        return self._in_memory()._rows_of_classes(classes)
+
     def _in_memory(self) -> MemoryGallery:
         items = self.gallery()
         paths = [str(values.get("path", "")) for values in items.metadata]
