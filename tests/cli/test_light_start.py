@@ -1,5 +1,7 @@
 """What commands import before their work, in processes of their own."""
 
+import socket
+
 import numpy as np
 import pytest
 
@@ -61,3 +63,17 @@ def test_indexing_of_stored_vectors_imports_no_tensorflow(stored, tmp_path):
     for line in imported(index, search):
         assert " 0 " in line
         assert not {"tensorflow", "keras", "jax"} & set(line.split("'"))
+
+
+def test_servers_say_what_they_load_before_they_import_keras(tmp_path):
+    """The version of a model, what a gallery is, and whether the port is free, take no Keras."""
+    pytest.importorskip("starlette")
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").touch()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = f"--port={taken.getsockname()[1]}"
+        serve = ["serve", f"--model={tmp_path}", port]
+        demo = ["demo", f"--model={tmp_path}", f"--gallery={tmp_path}", port]
+        for line in imported(serve, demo):
+            assert " 2 " in line
+            assert not {"tensorflow", "keras", "jax"} & set(line.split("'"))

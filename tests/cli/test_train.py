@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from tests.cli import commands
+from tfdml.cli.train import _rows
+from tfdml.evaluation.intervals import Interval
 from tfdml.training import trainer
 from tfdml.training.interruption import Interrupted
 
@@ -58,3 +60,20 @@ def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
         143,
         "train: stopped by SIGTERM: the checkpoint of step 3 is saved\n",
     )
+
+
+def test_each_metric_is_a_line_with_its_intervals():
+    result = {
+        "metrics": {"recall@1": 0.5, "nmi": 0.25, "images": 3},
+        "metrics_before": {"recall@1": 0.1},
+        "chance": {"recall@1": 0.01},
+        "intervals": {"recall@1": list(Interval(0.5, 0.4, 0.6, 0.05))},
+        "intervals_runs": {"recall@1": list(Interval(0.5, 0.45, 0.55, 0.02))},
+        "runs": [{"run": "seed_0"}, {"run": "seed_1"}],
+    }
+    assert list(_rows(result)) == [
+        "  recall@1      10.0 ->  50.0 %   (95 % interval over classes 40.0 .. 60.0)"
+        "   (chance 1.0 %)",
+        " " * 31 + "(95 % interval over 2 seeds 45.0 .. 55.0)",
+        "  nmi                    25.0 %",
+    ]

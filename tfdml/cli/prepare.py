@@ -1,4 +1,4 @@
-"""Download a data set, check every image, and write a copy of it with small images.
+"""Download a data set, check every image, and write a copy of it, with small images where asked.
 
   tfdml prepare --dataset=cub200 --data_dir=/data --download --check_only
   tfdml prepare --dataset=sop --data_dir=/data --out=/data/sop_256 --shrink=256
@@ -83,7 +83,7 @@ def prepare(flags: PrepareFlags) -> None:
             faults = preparation.prepare(splits, out, *arguments)
     for split, dataset in splits.items():
         good = len(dataset) - len(faults[split])
-        print(f"{split}: {good:,} of {len(dataset):,} images")
+        print(f"{split}: {good:,} of {len(dataset):,} images are good")
         for fault in faults[split]:
             print("  " + " ".join(str(fault).split()))
     print(preparation.bad_images_in_words(splits, faults))

@@ -172,8 +172,8 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _interval(ends: Sequence[float], over: str) -> str:
-    """Return the ends of an interval, which stand behind its middle, in words."""
-    _, low, high = ends
+    """Return the ends of an interval, as `tfdml.evaluation.Interval` has them, in words."""
+    _, low, high, *_ = ends
     return f"(95 % interval over {over} {100 * low:.1f} .. {100 * high:.1f})"
 
 
