@@ -15,7 +15,7 @@ import zipfile
 import pytest
 
 from tests.docs import installed
-from tests.docs.examples import blocks
+from tests.docs.pages import blocks
 from tests.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -184,10 +184,10 @@ def finished(once, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in installed.PAGES if installed.commands(page)[0]])
+@pytest.mark.parametrize("page", [page for page in installed.PAGES if installed.commands(page)])
 def test_the_commands_of_a_page_run_as_installed(page, once, finished, tmp_path):
     installed.write_files(tmp_path, finished)
-    for words in installed.commands(page)[0]:
+    for words in installed.commands(page):
         once(tmp_path, [word.replace("lancedb:///", f"lancedb://{tmp_path}/") for word in words])
 
 

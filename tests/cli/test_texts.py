@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import tfdml
-from tests.docs.examples import ROOT
+from tests.docs.pages import ROOT
 from tfdml.data import load
 from tfdml.embeddings import load_backend, read_embeddings
 from tfdml.errors import UserError
@@ -221,7 +221,7 @@ def test_the_commands_of_the_page_run_from_training_to_a_saved_model(
         "--epochs=2",
         "--steps_per_epoch=3",
     )
-    # One's own captions are planned by tests/docs/test_dry_runs.py.
+    # One's own captions are planned by tests/docs/test_commands.py.
     lines = [words for words in lines if "--data_dir=captions.csv" not in words]
     for command, *arguments in lines:
         if command == "train":

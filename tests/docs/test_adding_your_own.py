@@ -7,13 +7,12 @@ import shlex
 import numpy as np
 import pytest
 
-from tests.docs.examples import ROOT, blocks
-from tests.docs.test_commands import joined_lines
+from tests.docs.pages import ROOT, blocks, joined_lines
 from tests.processes import run_python
 
 PAGE = ROOT / "docs" / "adding_your_own.md"
-MODULE, *PYTHON = (block.code for block in blocks(PAGE) if block.language == "python")
-_BASH = [block.code for block in blocks(PAGE) if block.language == "bash"]
+MODULE, *PYTHON = (block.code for block in blocks(PAGE, "python"))
+_BASH = [block.code for block in blocks(PAGE, "bash")]
 COMMANDS = [shlex.split(line) for code in _BASH for line in joined_lines(code)]
 
 

@@ -1,39 +1,87 @@
-"""Every example of a docstring does what it says."""
+"""Every example of a docstring does what it says, and the Python of README and of every page runs,
+block after block, on small stand-ins for what it names."""
 
-import contextlib
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
 
 import pytest
 
-from tests.docs import examples, files, stand_ins
+from tests.docs import stand_ins
+from tests.docs.pages import PAGES, ROOT, blocks, name_of
 
 # They train a network, export one, build one of hundreds of layers, start Ray, or read thousands of
 # files.
 SLOW = {
-    "tfdml.backbones.hub",
-    "tfdml.backbones.networks",
-    "tfdml.backbones.resolver",
-    "tfdml.cluster.bulk_embedding",
-    "tfdml.cluster.ray_session",
-    "tfdml.cluster.training",
-    "tfdml.data.pipeline",
-    "tfdml.data.policies",
-    "tfdml.data.readers.official_archives",
-    "tfdml.embeddings.backends",
-    "tfdml.embeddings.model_card",
-    "tfdml.export.exporter",
-    "tfdml.export.conversion",
-    "tfdml.export.retriever",
-    "tfdml.export.saved_model",
-    "tfdml.models.ensemble",
-    "tfdml.models.learner",
-    "tfdml.models.reduced",
-    "tfdml.objectives.mutual_information",
-    "tfdml.report.pages",
-    "tfdml.training.settings",
-    "tfdml.training.build",
+    "backbones.hub",
+    "backbones.networks",
+    "backbones.resolver",
+    "cluster.bulk_embedding",
+    "cluster.ray_session",
+    "cluster.training",
+    "data.pipeline",
+    "data.policies",
+    "data.readers.official_archives",
+    "embeddings.backends",
+    "embeddings.model_card",
+    "export.exporter",
+    "export.conversion",
+    "export.retriever",
+    "export.saved_model",
+    "models.ensemble",
+    "models.learner",
+    "models.reduced",
+    "objectives.mutual_information",
+    "report.pages",
+    "training.settings",
+    "training.build",
 }
-CONTEXTS = (stand_ins.short_training, stand_ins.untrained_exports, files.as_many_images)
-DOCUMENTED = [module for module in examples.MODULES if examples.has_examples(module)]
+MODULES = {
+    ".".join(path.relative_to(ROOT / "tfdml").with_suffix("").parts): path
+    for path in sorted((ROOT / "tfdml").rglob("*.py"))
+    if ">>>" in path.read_text()
+}
+# test_adding_your_own.py runs the page that writes a module.
+PYTHON = {
+    name_of(page): found
+    for page in PAGES
+    if (found := blocks(page, "python")) and page.stem != "adding_your_own"
+}
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?(?![\w])")
+
+
+class NumberChecker(doctest.OutputChecker):
+    """Numbers agree to the digits that the example prints; all other text, but for white space,
+    exactly."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        """Whether `got` is what the example says."""
+        if super().check_output(want, got, optionflags | doctest.NORMALIZE_WHITESPACE):
+            return True
+        numbers = [_NUMBER.findall(text) for text in (want, got)]
+        texts = ["".join(_NUMBER.sub("#", text).split()) for text in (want, got)]
+        return texts[0] == texts[1] and all(map(_agree, *numbers))
+
+
+def _agree(want: str, got: str) -> bool:
+    difference = abs(float(want) - float(got))
+    if "." not in want and "e" not in want:
+        return difference == 0
+    if want.endswith("."):  # NumPy leaves out zeros: all digits of float32 are meant
+        return difference <= 1e-6 * max(1.0, abs(float(want)))
+    # Fewer digits are a rounded value, but for the last digits of float32, which depend on the
+    # processor.
+    unit = 10.0 ** -_digits(want)
+    units = 0.51 if _digits(got) > _digits(want) else 1.01
+    return difference <= units * unit + 1e-6 * abs(float(want))
+
+
+def _digits(number: str) -> int:
+    """How many digits after the decimal point a number is printed with."""
+    mantissa, _, exponent = number.partition("e")
+    return len(mantissa.partition(".")[2]) - int(exponent or 0)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +95,54 @@ def kept(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "module", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in DOCUMENTED]
+    "module", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODULES]
 )
 def test_docstring_examples(module, names, kept, tmp_path, monkeypatch):
-    files.write_named(files.examples_of(module), tmp_path, names, kept)
+    lines = [line.lstrip() for line in MODULES[module].read_text().splitlines()]
+    text = "\n".join(line for line in lines if line.startswith((">>>", "...")))
+    stand_ins.write_named(text, tmp_path, names, kept)
     monkeypatch.chdir(tmp_path)
-    with contextlib.ExitStack() as stack:
-        for context in CONTEXTS:
-            stack.enter_context(context())
-        report = examples.run_docstrings(module, names)
-    assert not report, report
+    name = f"tfdml.{module}".removesuffix(".__init__")
+    imported, report = importlib.import_module(name), []
+    finder, checker = doctest.DocTestFinder(), NumberChecker()
+    with stand_ins.small_world():
+        for example in finder.find(imported, name, globs={**names, **vars(imported)}):
+            runner = doctest.DocTestRunner(checker, verbose=False, optionflags=doctest.ELLIPSIS)
+            runner.run(example, out=report.append, clear_globs=False)
+    assert not report, "".join(report)
+
+
+def compiled(block):
+    # Blank lines before it, so that a traceback has the line of the page.
+    return compile("\n" * (block.line - 1) + block.code, block.page, "exec")
+
+
+def test_python_of_pages_compiles():
+    for found in PYTHON.values():
+        for block in found:
+            compiled(block)
+
+
+@pytest.fixture(scope="module")
+def names_of_pages(names):
+    return stand_ins.names_of_pages(names)
+
+
+@pytest.fixture(scope="module")
+def folder(names, kept, tmp_path_factory):
+    """A folder with the files that the pages name."""
+    folder = tmp_path_factory.mktemp("pages")
+    text = "\n".join(block.code for found in PYTHON.values() for block in found)
+    stand_ins.write_named(text, folder, names, kept)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PYTHON)
+def test_python_of_pages(page, names_of_pages, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    shared = dict(names_of_pages)
+    with stand_ins.small_world(names_of_pages):
+        for block in PYTHON[page]:
+            if block.runs:
+                exec(compiled(block), shared)  # the pages are ours

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.data.trees import pictures, table
-from tests.docs.examples import ROOT, blocks
+from tests.docs.pages import ROOT, blocks
 from tfdml.data.readers.own_images import read_list
 from tfdml.evaluation import evaluate_dataset
 
