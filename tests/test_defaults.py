@@ -1,5 +1,6 @@
-"""The defaults of public arguments are those of their documentation, and those that are recorded:
-`python -m tests.test_defaults` writes `tests/defaults.json`."""
+"""The defaults of public arguments are those of their documentation. They, and the numbers of
+constants, are those that are recorded: `python -m tests.test_defaults` writes
+`tests/defaults.json`."""
 
 import ast
 import inspect
@@ -13,7 +14,7 @@ import tfdml
 
 PATH = pathlib.Path(__file__).with_name("defaults.json")
 PACKAGE = pathlib.Path(tfdml.__file__).parent
-# How many new arguments may wait for the next record.
+# How many new arguments and constants may wait for the next record.
 MOST_NEW = 60
 _ENTRY = re.compile(r"^ {4}(\*{0,2}\w+): (.*?)(?=^ {4}\S|^\S|\Z)", re.MULTILINE | re.DOTALL)
 _LITERAL = r"(?<![\w-])`?(\"\w+\"|-?\d+(?:\.\d+)?(?:e-?\d+)?|True|False)`?"
@@ -62,9 +63,22 @@ def _public():
         yield from _documented(ast.parse(file.read_text()))
 
 
+def _constants():
+    """The numbers in each constant of a module, such as a table of channels."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+                parts = [each for each in ast.walk(node.value) if isinstance(each, ast.Constant)]
+                numbers = [each.value for each in parts if isinstance(each.value, int | float)]
+                yield f"{module}.{ast.unparse(target)}", " ".join(map(str, numbers))
+
+
 def recorded():
-    """The defaults as they are now, by argument; several functions may have one name."""
-    defaults = {}
+    """The defaults as they are now, by argument, and the numbers of constants; several functions
+    may have one name."""
+    defaults = {name: {numbers} for name, numbers in _constants() if numbers}
     for name, _, given in _public():
         for argument, default in given.items():
             defaults.setdefault(f"{name}.{argument}", set()).add(ast.unparse(default))
@@ -107,7 +121,7 @@ def test_how_a_default_is_stated(text, expected):
     assert found.get(text.partition(":")[0]) == expected
 
 
-def test_no_default_changes_by_chance():
+def test_no_default_and_no_constant_changes_by_chance():
     before = json.loads(PATH.read_text())
     now = recorded()
     changed = {name: now[name] for name in before if name in now and now[name] != before[name]}

@@ -1,4 +1,5 @@
-"""On JAX: representations by chunks, of a batch that devices share and chunks do not divide."""
+"""On JAX: representations by chunks, of a batch that devices share and chunks do not divide, and of
+one that devices do not divide."""
 
 import keras
 import numpy as np
@@ -7,6 +8,7 @@ from tests.models.networks import SIZE, tiny_embedder
 from tfdml import losses
 from tfdml.models import MetricLearner
 from tfdml.models.chunks import represent_in_chunks
+from tfdml.models.inference import compiled
 
 if __name__ == "__main__":
     assert keras.backend.backend() == "jax"
@@ -17,3 +19,5 @@ if __name__ == "__main__":
     # On each of two devices two chunks of two images, and one image that is left.
     parts = represent_in_chunks(model, x, 2, 2)["embedding"]
     np.testing.assert_allclose(parts, whole, atol=1e-5)
+    run = compiled(model.embedder, model.embedder.represent)
+    np.testing.assert_allclose(run(x[:9])["embedding"], whole[:9], atol=1e-5)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import JAX, first_quick
+from tests.marks import JAX, QUICK_XLA, first_quick
 from tests.mathematics import assert_close, public_classes
 from tests.models.networks import SIZE, Taking, colored_batch, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
@@ -121,7 +121,8 @@ def test_chunks_need_not_divide_the_batch(size, chunk):
 
 def test_chunks_on_devices_of_jax_keep_the_order_of_the_batch():
     pytest.importorskip("jax")
-    run_python("-m", "tests.models.jax_chunks", environment=JAX)
+    two = {**JAX, "XLA_FLAGS": f"{QUICK_XLA} --xla_force_host_platform_device_count=2"}
+    run_python("-m", "tests.models.jax_chunks", environment=two)
 
 
 def random_learner(few):

@@ -4,8 +4,8 @@ process.
     python -m tests.training.kill_driver '[{"flags": [...], "kill": [...]}, ...]'
 
 Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to
-compute. Prints what became of each: its exit status, or the number of the signal that ended it,
-negative. A run that has begun is resumed.
+compute, and trains eagerly. Prints what became of each: its exit status, or the number of the
+signal that ended it, negative. A run that has begun is resumed.
 """
 
 import fnmatch
@@ -15,10 +15,13 @@ import os
 import signal
 import sys
 
+import pytest
+
 import tfdml.cli.command_line
 import tfdml.export
 import tfdml.report
 import tfdml.training
+from tests.training.stopping import run_eagerly
 from tfdml.cli import train
 from tfdml.data.readers import glyphs
 
@@ -63,6 +66,7 @@ def _one(flags: list[str], kill: list | None = None) -> int:
 
 
 if __name__ == "__main__":
+    run_eagerly(pytest.MonkeyPatch())
     glyphs.draw = functools.cache(glyphs.draw)
     for split in glyphs.split_characters():
         glyphs.read(split=split, images_per_class=4, size=32)  # those of TINY

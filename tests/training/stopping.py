@@ -20,9 +20,8 @@ class Killed(BaseException):
     """In place of SIGKILL."""
 
 
-def make_quick(patch):
-    """Train a shallow network on noise, and without compiling, which takes longer than the few
-    steps of these runs."""
+def run_eagerly(patch):
+    """Train without compiling, which takes longer than the few steps of these runs."""
     make_learner = build.make_learner
 
     def eager(*arguments):
@@ -31,6 +30,11 @@ def make_quick(patch):
         return learner
 
     patch.setattr(build, "make_learner", eager)
+
+
+def make_quick(patch):
+    """Train a shallow network on noise, eagerly."""
+    run_eagerly(patch)
     patch.setitem(resolver._BACKBONES, "conv4", resolver._Entry(shallow, "tf", ("width",)))
     patch.setattr(build, "load_splits", lambda *arguments: runs.SPLITS)
 
