@@ -23,7 +23,7 @@ NETWORKS = {
 @pytest.mark.parametrize("architecture", NETWORKS)
 def test_the_features_agree(architecture, tmp_path):
     make, scale = NETWORKS[architecture]
-    network = torch_networks.randomize(make(), scale=scale)
+    network = torch_networks.randomize(make(), scale)
     torch.save(network.state_dict(), tmp_path / "x.pth")
     model, _ = convert(tmp_path / "x.pth", architecture)
     for size in ((224, 224), (299, 299), (97, 150)):

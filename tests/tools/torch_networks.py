@@ -36,165 +36,145 @@ def rows(table):
     return [line.split() for line in table.split("\n") if line]
 
 
+def max_pool(x, stride=2):
+    return functional.max_pool2d(x, 3, stride, 2 - stride, ceil_mode=True)
+
+
 def lrn(x):
     return functional.local_response_norm(x, 5, alpha=1e-4, beta=0.75, k=1.0)
 
 
-class Named(nn.Module):
-    """Modules under names that attributes could not have (none of them holds a dot)."""
+class Network(nn.Module):
+    """Layers by the names of a published network, each made as it is first called."""
 
-    def conv(self, name, inputs, outputs, size, stride=1, norm=None, bias=True):
-        self.add_module(name, nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=bias))
-        if norm is not None:
-            self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs, eps=norm))
+    def __init__(self, classifier, features):
+        super().__init__()
+        self.add_module(classifier, nn.Linear(features, 7))
 
-    def run(self, name, x):
-        x = self.get_submodule(name)(x)
-        if f"{name}_bn" in dict(self.named_children()):
-            x = self.get_submodule(f"{name}_bn")(x)
-        return functional.relu(x)
+    def state_dict(self):
+        return {name.replace("/", "."): value for name, value in super().state_dict().items()}
+
+    def layer(self, name, make, x):
+        key = name.replace(".", "/")  # no attribute holds a dot
+        if key not in self._modules:
+            self.add_module(key, make(x.shape[1]))
+        return self._modules[key](x)
+
+    def conv(self, name, x, width, size, stride=1, norm=None):
+        """A convolution, with BatchNorm of a name or a bias."""
+
+        def make(inputs):
+            return nn.Conv2d(inputs, int(width), size, stride, size // 2, bias=self.has_bias)
+
+        x = self.layer(name, make, x)
+        return x if norm is None else self.layer(norm, nn.BatchNorm2d, x)
 
 
-class CaffeGoogLeNet(Named):
+class Inception(Network):
+    """Blocks of branches side by side."""
+
+    has_bias = True
+
+    def unit(self, name, x, *sizes):
+        norm = f"{name}_bn" if self.has_norm else None
+        return functional.relu(self.conv(name, x, *sizes, norm=norm))
+
+    def stem(self, x, normalize=lambda x: x):
+        x = normalize(max_pool(self.unit("conv1_7x7_s2", x, 64, 7, 2)))
+        x = self.unit("conv2_3x3", self.unit("conv2_3x3_reduce", x, 64, 1), 192, 3)
+        return max_pool(normalize(x))
+
+
+class CaffeGoogLeNet(Inception):
     """BVLC's GoogLeNet."""
 
+    has_norm = False
+
     def __init__(self):
-        super().__init__()
-        self.conv("conv1_7x7_s2", 3, 64, 7, 2)
-        self.conv("conv2_3x3_reduce", 64, 64, 1)
-        self.conv("conv2_3x3", 64, 192, 3)
-        channels = 192
-        for name, *widths in rows(GOOGLENET):
-            a, b1, b2, c1, c2, d = map(int, widths)
-            self.conv(f"inception_{name}_1x1", channels, a, 1)
-            self.conv(f"inception_{name}_3x3_reduce", channels, b1, 1)
-            self.conv(f"inception_{name}_3x3", b1, b2, 3)
-            self.conv(f"inception_{name}_5x5_reduce", channels, c1, 1)
-            self.conv(f"inception_{name}_5x5", c1, c2, 5)
-            self.conv(f"inception_{name}_pool_proj", channels, d, 1)
-            channels = a + b2 + c2 + d
-        self.loss3_classifier = nn.Linear(1024, 7)
+        super().__init__("loss3_classifier", 1024)
 
     def forward(self, x):
-        x = self.run("conv1_7x7_s2", x)
-        x = lrn(functional.max_pool2d(x, 3, 2, ceil_mode=True))
-        x = lrn(self.run("conv2_3x3", self.run("conv2_3x3_reduce", x)))
-        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        for name, *_ in rows(GOOGLENET):
+        x = self.stem(x, lrn)
+        for name, a, b1, b2, c1, c2, d in rows(GOOGLENET):
             p = f"inception_{name}"
             branches = [
-                self.run(f"{p}_1x1", x),
-                self.run(f"{p}_3x3", self.run(f"{p}_3x3_reduce", x)),
-                self.run(f"{p}_5x5", self.run(f"{p}_5x5_reduce", x)),
-                self.run(f"{p}_pool_proj", functional.max_pool2d(x, 3, 1, 1)),
+                self.unit(f"{p}_1x1", x, a, 1),
+                self.unit(f"{p}_3x3", self.unit(f"{p}_3x3_reduce", x, b1, 1), b2, 3),
+                self.unit(f"{p}_5x5", self.unit(f"{p}_5x5_reduce", x, c1, 1), c2, 5),
+                self.unit(f"{p}_pool_proj", max_pool(x, 1), d, 1),
             ]
             x = torch.cat(branches, 1)
             if name in ("3b", "4e"):
-                x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
+                x = max_pool(x)
         return x
 
 
-class BNInception(Named):
+class BNInception(Inception):
     """BN-Inception as ported from Caffe."""
 
+    has_norm = True
+
     def __init__(self):
-        super().__init__()
-        self.conv("conv1_7x7_s2", 3, 64, 7, 2, norm=1e-5)
-        self.conv("conv2_3x3_reduce", 64, 64, 1, norm=1e-5)
-        self.conv("conv2_3x3", 64, 192, 3, norm=1e-5)
-        channels = 192
-        for name, a, b1, b2, c1, c2, c3, _, d in rows(BN_INCEPTION):
-            p, stride = f"inception_{name}", 2 if a == "-" else 1
-            b1, b2, c1, c2, c3 = map(int, (b1, b2, c1, c2, c3))
-            if a != "-":
-                self.conv(f"{p}_1x1", channels, int(a), 1, norm=1e-5)
-            self.conv(f"{p}_3x3_reduce", channels, b1, 1, norm=1e-5)
-            self.conv(f"{p}_3x3", b1, b2, 3, stride, norm=1e-5)
-            self.conv(f"{p}_double_3x3_reduce", channels, c1, 1, norm=1e-5)
-            self.conv(f"{p}_double_3x3_1", c1, c2, 3, norm=1e-5)
-            self.conv(f"{p}_double_3x3_2", c2, c3, 3, stride, norm=1e-5)
-            if d != "-":
-                self.conv(f"{p}_pool_proj", channels, int(d), 1, norm=1e-5)
-            channels = b2 + c3 + (channels if d == "-" else int(a) + int(d))
-        self.last_linear = nn.Linear(1024, 7)
+        super().__init__("last_linear", 1024)
 
     def forward(self, x):
-        x = self.run("conv1_7x7_s2", x)
-        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        x = self.run("conv2_3x3", self.run("conv2_3x3_reduce", x))
-        x = functional.max_pool2d(x, 3, 2, ceil_mode=True)
-        for name, a, *_, kind, d in rows(BN_INCEPTION):
-            p = f"inception_{name}"
-            branches = [self.run(f"{p}_1x1", x)] if a != "-" else []
-            branches.append(self.run(f"{p}_3x3", self.run(f"{p}_3x3_reduce", x)))
-            double = self.run(f"{p}_double_3x3_1", self.run(f"{p}_double_3x3_reduce", x))
-            branches.append(self.run(f"{p}_double_3x3_2", double))
+        x = self.stem(x)
+        for name, a, b1, b2, c1, c2, c3, kind, d in rows(BN_INCEPTION):
+            p, stride = f"inception_{name}", 2 if a == "-" else 1
+            branches = [] if a == "-" else [self.unit(f"{p}_1x1", x, a, 1)]
+            single = self.unit(f"{p}_3x3_reduce", x, b1, 1)
+            branches.append(self.unit(f"{p}_3x3", single, b2, 3, stride))
+            double = self.unit(f"{p}_double_3x3_reduce", x, c1, 1)
+            double = self.unit(f"{p}_double_3x3_1", double, c2, 3)
+            branches.append(self.unit(f"{p}_double_3x3_2", double, c3, 3, stride))
             if d == "-":
                 # At an odd size the published network has a row and a column of windows too few to
                 # go on.
                 odd = [side % 2 for side in x.shape[2:]]
-                ended = functional.pad(x, (0, odd[1], 0, odd[0]), value=-torch.inf)
-                branches.append(functional.max_pool2d(ended, 3, 2, ceil_mode=True))
-            else:
-                average = functional.avg_pool2d(x, 3, 1, 1, ceil_mode=True, count_include_pad=True)
-                pooled = (
-                    average if kind == "avg" else functional.max_pool2d(x, 3, 1, 1, ceil_mode=True)
+                branches.append(
+                    max_pool(functional.pad(x, (0, odd[1], 0, odd[0]), value=-torch.inf))
                 )
-                branches.append(self.run(f"{p}_pool_proj", pooled))
+            else:
+                average = functional.avg_pool2d(x, 3, 1, 1, ceil_mode=True)
+                pooled = average if kind == "avg" else max_pool(x, 1)
+                branches.append(self.unit(f"{p}_pool_proj", pooled, d, 1))
             x = torch.cat(branches, 1)
         return x
 
 
-class Bottleneck(nn.Module):
-    def __init__(self, inputs, width, stride):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = (
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
-        self.downsample = None
-        if stride > 1 or inputs != 4 * width:
-            norm = nn.BatchNorm2d(4 * width)
-            self.downsample = nn.Sequential(
-                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), norm
-            )
-
-    def forward(self, x):
-        y = functional.relu(self.bn1(self.conv1(x)))
-        y = self.bn3(self.conv3(functional.relu(self.bn2(self.conv2(y)))))
-        return functional.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet50(nn.Module):
+class ResNet50(Network):
     """torchvision's ResNet-50 (v1.5)."""
 
+    has_bias = False
+
     def __init__(self):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-        inputs = 64
-        for stage, (blocks, width) in enumerate(RESNET50, start=1):
-            made = []
-            for block in range(blocks):
-                made.append(Bottleneck(inputs, width, 2 if stage > 1 and block == 0 else 1))
-                inputs = 4 * width
-            self.add_module(f"layer{stage}", nn.Sequential(*made))
-        self.fc = nn.Linear(2048, 7)
+        super().__init__("fc", 2048)
 
     def forward(self, x):
-        x = functional.relu(self.bn1(self.conv1(x)))
+        x = functional.relu(self.conv("conv1", x, 64, 7, 2, norm="bn1"))
         x = functional.max_pool2d(x, 3, 2, 1)
-        for stage in range(1, 5):
-            x = self.get_submodule(f"layer{stage}")(x)
+        for stage, (blocks, width) in enumerate(RESNET50, start=1):
+            for block in range(blocks):
+                stride = 2 if stage > 1 and block == 0 else 1
+                x = self.block(f"layer{stage}.{block}", x, width, stride, block == 0)
         return x
 
+    def block(self, p, x, width, stride, downsample):
+        y = functional.relu(self.conv(f"{p}.conv1", x, width, 1, norm=f"{p}.bn1"))
+        y = functional.relu(self.conv(f"{p}.conv2", y, width, 3, stride, norm=f"{p}.bn2"))
+        y = self.conv(f"{p}.conv3", y, 4 * width, 1, norm=f"{p}.bn3")
+        if downsample:
+            sizes = (4 * width, 1, stride, f"{p}.downsample.1")
+            x = self.conv(f"{p}.downsample.0", x, *sizes)
+        return functional.relu(y + x)
 
-def randomize(network, seed=0, scale=1.0):
+
+def randomize(network, scale):
     """Random weights, and BatchNorm parameters and statistics near those of images of +-scale."""
-    torch.manual_seed(seed)
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    torch.manual_seed(0)
     with torch.no_grad():
+        network(torch.zeros(4, 3, 96, 96))  # makes the layers
+        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
         for module in network.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight)
@@ -202,7 +182,6 @@ def randomize(network, seed=0, scale=1.0):
             norm.weight.uniform_(0.5, 1.2)
             norm.bias.uniform_(-0.3, 0.3)
             norm.momentum = 1.0
-        network.train()
         network(torch.empty(4, 3, 96, 96).uniform_(-scale, scale))
         for norm in norms:
             norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.7, 1.4))
