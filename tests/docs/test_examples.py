@@ -35,8 +35,9 @@ SLOW = {
     "models.reduced",
     "objectives.mutual_information",
     "report.pages",
-    "training.settings",
     "training.build",
+    "training.settings",
+    "training.trainer",
 }
 MODULES = {
     ".".join(path.relative_to(ROOT / "tfdml").with_suffix("").parts): path
