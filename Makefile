@@ -57,10 +57,10 @@ test test-slow: export MALLOC_MMAP_THRESHOLD_ := 2000000000
 test test-slow: export MALLOC_TRIM_THRESHOLD_ := 8000000000
 test test-slow: export MALLOC_TOP_PAD_ := 67108864
 test: $(STAMP)
-	$(BIN)/python -m tests.groups "not slow"
+	$(BIN)/python -m tests.support.groups "not slow"
 
 test-slow: $(STAMP)
-	$(BIN)/python -m tests.groups slow
+	$(BIN)/python -m tests.support.groups slow
 
 # As on a processor without AVX-512, with other libraries and another number of threads: sums have another order, and
 # last digits differ. Other settings go before make, such as OMP_NUM_THREADS=1 make test. ONEDNN_MAX_CPU_ISA=AVX2 on a
@@ -93,11 +93,11 @@ test-required test-lowest: test-%: .venv-%/.installed
 	@touch $@
 
 test-mathematics: .venv-mathematics/.installed
-	.venv-mathematics/bin/python -m tests.mathematics_alone
+	.venv-mathematics/bin/python -m tests.support.mathematics_alone
 
 test-images: $(STAMP)
 	@test -d "$(TFDML_TEST_DATA)/data" || { echo "no data/ in TFDML_TEST_DATA=$(TFDML_TEST_DATA): CONTRIBUTING.md"; exit 1; }
-	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m tests.groups shared_data
+	TFDML_TEST_DATA="$(TFDML_TEST_DATA)" $(BIN)/python -m tests.support.groups shared_data
 
 # Each library compared with has an environment of its own: PyTorch, or TensorFlow with Keras 2.
 $(PML)/.installed $(TFSIM)/.installed $(TFA)/.installed: .venv-%/.installed: tests/parity/requirements_%.txt

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.fork_server import hear_signals
+from tests.support.fork_server import hear_signals
 
 # Two processes with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -32,7 +32,7 @@ def shared_data() -> pathlib.Path:
 @pytest.fixture(params=["float32", "mixed_bfloat16", "mixed_float16"])
 def policy(request):
     """Each dtype policy in turn, which holds for the test."""
-    from tests.mathematics import dtype_policy
+    from tests.support.mathematics import dtype_policy
 
     with dtype_policy(request.param):
         yield request.param

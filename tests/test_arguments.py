@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import public_classes, required_arguments
+from tests.support.mathematics import public_classes, required_arguments
 from tfdml import kernels, layers, losses, mining, objectives
 from tfdml.arguments import boolean, integer, number
 

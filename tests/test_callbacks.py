@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tfdml
-from tests.marks import JAX
-from tests.processes import run_python
+from tests.support.marks import JAX
+from tests.support.processes import run_python
 from tfdml.callbacks import RetrievalEvaluation
 from tfdml.errors import UserError
 

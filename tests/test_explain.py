@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 
-from tests.marks import JAX
-from tests.mathematics import assert_close
 from tests.models.networks import images, tiny_embedder, values
-from tests.processes import run_python
+from tests.support.marks import JAX
+from tests.support.mathematics import assert_close
+from tests.support.processes import run_python
 from tfdml import UserError, explain, models
 
 SIDE, PATCH = 32, 8

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests import references
-from tests.mathematics import (
+from tests.support import references
+from tests.support.mathematics import (
     MODES,
     assert_close,
     degenerate_batches,

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import tfdml
-from tests.processes import run_python
+from tests.support.processes import run_python
 
 
 def test_importing_the_package_imports_no_part_of_it():
@@ -30,7 +30,7 @@ def test_keras_finds_the_classes_of_a_saved_model(words):
 
 
 def test_the_mathematics_works_without_what_the_platform_needs():
-    assert "trains without PIL" in run_python("-m", "tests.mathematics_alone").stdout
+    assert "trains without PIL" in run_python("-m", "tests.support.mathematics_alone").stdout
 
 
 def test_nothing_is_unpickled():

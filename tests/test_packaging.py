@@ -16,7 +16,7 @@ import pytest
 
 from tests.docs import installed
 from tests.docs.pages import blocks
-from tests.fork_server import ForkServer
+from tests.support.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.mathematics import assert_close, finite_differences, random_batch, related
-from tests.played_replicas import play, sum_and_gradient
+from tests.support.mathematics import assert_close, finite_differences, random_batch, related
+from tests.support.played_replicas import play, sum_and_gradient
 from tfdml import losses, mining, pairwise, replicas
 from tfdml.pairs import Pairs, Scope, pairs_by_name
 

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
 
-from tests import references
-from tests.far_vectors import NAMES, far_vectors
-from tests.mathematics import (
+from tests.support import references
+from tests.support.far_vectors import NAMES, far_vectors
+from tests.support.mathematics import (
     MODES,
     assert_close,
     finite_differences,

@@ -1,11 +1,11 @@
-"""What the package computes on seeded inputs is what was recorded; see `tests/records.py`."""
+"""What the package computes on seeded inputs is what was recorded: `tests/support/records.py`."""
 
 import json
 
 import numpy as np
 import pytest
 
-from tests import records
+from tests.support import records
 
 # Training multiplies last digits; images depend on the versions of their decoders.
 TOLERANCES = {"runs": 1e-2, "decodes": 2e-3}

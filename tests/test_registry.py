@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tests.cli import commands
-from tests.processes import ROOT, run_python
+from tests.support.processes import ROOT, run_python
 from tfdml.data.policies import Policy
 from tfdml.errors import UserError
 from tfdml.registry import VARIABLE, allow_modules, import_modules

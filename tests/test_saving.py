@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import required_arguments
+from tests.support.mathematics import required_arguments
 from tfdml import kernels, layers, losses, objectives
 from tfdml.saving import SavedByArguments
 

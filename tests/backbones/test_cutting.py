@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone
 from tests.models.networks import images
+from tests.support.mathematics import assert_close
 from tfdml import backbones
 
 IMAGES = images() / np.float32(255)

@@ -18,7 +18,7 @@ from tests.backbones.hub_networks import (
     WIDTH,
     preset,
 )
-from tests.marks import has_keras_hub
+from tests.support.marks import has_keras_hub
 from tfdml import UserError, backbones
 from tfdml.export.saved_model import in_float32
 from tfdml.models import Embedder, TextEmbedder

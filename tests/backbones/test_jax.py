@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.marks import JAX
-from tests.mathematics import assert_close
-from tests.processes import run_python
+from tests.support.marks import JAX
+from tests.support.mathematics import assert_close
+from tests.support.processes import run_python
 from tfdml import backbones
 
 pytest.importorskip("jax")

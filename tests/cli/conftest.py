@@ -3,7 +3,7 @@
 import pytest
 
 from tests.cli import commands as in_this_process
-from tests.fork_server import ROOT, fork_server
+from tests.support.fork_server import ROOT, fork_server
 
 __all__ = ["ROOT", "TINY"]
 

@@ -5,7 +5,7 @@ import socket
 import numpy as np
 import pytest
 
-from tests.processes import run_python
+from tests.support.processes import run_python
 from tfdml import cli
 
 # Each takes from a tenth of a second to ten.

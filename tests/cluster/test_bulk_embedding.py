@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.export import models_on_disk
-from tests.fork_server import fork_server
-from tests.worker_processes import descendants
+from tests.support.fork_server import fork_server
+from tests.support.worker_processes import descendants
 from tfdml.cluster.bulk_embedding import PartEmbedder, embed_parts
 from tfdml.cluster.ray_session import ray_session
 from tfdml.data import FileImages, ImageDataset

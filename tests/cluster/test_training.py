@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close
+from tests.support.mathematics import assert_close
+from tests.support.worker_processes import descendants
 from tests.training import runs
-from tests.worker_processes import descendants
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.settings import ClusterSettings
 from tfdml.cluster.training import train_on_cluster

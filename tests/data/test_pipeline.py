@@ -7,8 +7,8 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.data.preparations import assert_same, encoded, shuffled
-from tests.fork_server import fork_server
-from tests.marks import first_quick
+from tests.support.fork_server import fork_server
+from tests.support.marks import first_quick
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages

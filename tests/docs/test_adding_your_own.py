@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.docs.pages import ROOT, blocks, joined_lines
-from tests.fork_server import fork_server
-from tests.processes import run_python
+from tests.support.fork_server import fork_server
+from tests.support.processes import run_python
 
 PAGE = ROOT / "docs" / "adding_your_own.md"
 MODULE, *PYTHON = (block.code for block in blocks(PAGE, "python"))

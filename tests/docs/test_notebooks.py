@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.docs.test_names import NOTEBOOKS, ROOT
-from tests.processes import run_python
+from tests.support.processes import run_python
 
 
 def run_notebook(path):

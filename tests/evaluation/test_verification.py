@@ -12,7 +12,7 @@ from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from tests.far_vectors import NAMES, far_vectors
+from tests.support.far_vectors import NAMES, far_vectors
 from tfdml.data import PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import (

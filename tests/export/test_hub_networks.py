@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from tests.backbones.hub_networks import SIZE, preset
-from tests.marks import has_keras_hub
+from tests.support.marks import has_keras_hub
 from tfdml import backbones
 from tfdml.export import convert_litert, convert_onnx
 from tfdml.models import Embedder

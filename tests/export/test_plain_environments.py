@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.export.networks import picture
-from tests.processes import run_python
+from tests.support.processes import run_python
 from tfdml.data import load
 from tfdml.export import Retriever
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.export import models_on_disk
-from tests.processes import run_python
+from tests.support.processes import run_python
 from tfdml.data import EvaluationTransform, ImageDataset, evaluation_batches
 from tfdml.data.images import FileImages
 from tfdml.data.pipeline import readable_views

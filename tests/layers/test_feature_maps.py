@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mathematics import (
+from tests.support.mathematics import (
     MODES,
     assert_close,
     finite_differences,

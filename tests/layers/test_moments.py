@@ -7,10 +7,15 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests import references_moments as slow
-from tests.mathematics import MODES as COMPILATIONS
-from tests.mathematics import assert_close, dtype_policy, finite_differences, value_and_gradients
 from tests.models.networks import values
+from tests.support import references_moments as slow
+from tests.support.mathematics import MODES as COMPILATIONS
+from tests.support.mathematics import (
+    assert_close,
+    dtype_policy,
+    finite_differences,
+    value_and_gradients,
+)
 from tfdml.layers import HighOrderMoments, MomentEmbeddings, moments
 from tfdml.layers.moments import MODES, as_orders
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import MODES, assert_close, finite_differences
 from tests.objectives.references_rankmi import slope as slope_of
 from tests.objectives.references_rankmi import statistic
+from tests.support.mathematics import MODES, assert_close, finite_differences
 from tfdml.layers import StatisticsNetwork, statistics_network
 
 

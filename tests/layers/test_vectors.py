@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references
-from tests.mathematics import assert_close, random_batch, value_and_gradients
+from tests.support import references
+from tests.support.mathematics import assert_close, random_batch, value_and_gradients
 from tfdml.layers import CosineProxies, L2Normalize, PrincipalComponents
 
 

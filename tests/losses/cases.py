@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests import references as plain_references
 from tests.losses import references
-from tests.mathematics import assert_close, random_batch
+from tests.support import references as plain_references
+from tests.support.mathematics import assert_close, random_batch
 from tfdml import losses
 
 MINING = ("all", "hard", "semi_hard", "distance_weighted")

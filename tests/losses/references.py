@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tests.references import (
+from tests.support.references import (
     cosine,
     distance,
     dot,

@@ -5,8 +5,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.marks import JAX
-from tests.mathematics import (
+from tests.support.marks import JAX
+from tests.support.mathematics import (
     degenerate_batches,
     given_pairs,
     public_classes,
@@ -14,7 +14,7 @@ from tests.mathematics import (
     related,
     value_and_gradients,
 )
-from tests.processes import run_python
+from tests.support.processes import run_python
 from tfdml import layers, losses
 from tfdml.losses.classification import ClassSimilarityLoss
 from tfdml.registry import registered

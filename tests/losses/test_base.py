@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references
 from tests.losses import cases
 from tests.losses import references as loss_references
 from tests.losses.references import log1p_sum_exp
-from tests.mathematics import (
+from tests.support import references
+from tests.support.mathematics import (
     assert_close,
     degenerate_batches,
     finite_differences,

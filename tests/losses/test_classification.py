@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import pytest
 
-from tests import references as plain_references
 from tests.losses import references
 from tests.losses.references import arc_face, cross_entropy
-from tests.mathematics import assert_close, finite_differences, value_and_gradients
-from tests.references import mean, total
+from tests.support import references as plain_references
+from tests.support.mathematics import assert_close, finite_differences, value_and_gradients
+from tests.support.references import mean, total
 from tfdml import losses
 from tfdml.losses import (
     AMSoftmaxLoss,

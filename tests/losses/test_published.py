@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.losses import references
-from tests.mathematics import MODES, assert_close, random_batch, value_and_gradients
+from tests.support.mathematics import MODES, assert_close, random_batch, value_and_gradients
 from tfdml.losses import (
     QuadrupletLoss,
     RecallAtKLoss,

@@ -6,8 +6,8 @@ import inspect
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close, public_classes, random_batch
-from tests.played_replicas import sum_and_gradient
+from tests.support.mathematics import assert_close, public_classes, random_batch
+from tests.support.played_replicas import sum_and_gradient
 from tfdml import losses
 from tfdml.losses.classification import ClassSimilarityLoss
 

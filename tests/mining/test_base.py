@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from keras import ops
 
-from tests.mathematics import assert_close, finite_differences, random_batch, value_and_gradients
+from tests.support.mathematics import (
+    assert_close,
+    finite_differences,
+    random_batch,
+    value_and_gradients,
+)
 from tfdml import losses, mining, objectives
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tests.losses import references
-from tests.mathematics import MODES, assert_close, degenerate_batches, random_batch
+from tests.support.mathematics import MODES, assert_close, degenerate_batches, random_batch
 from tfdml import losses, pairwise
 from tfdml.mining import (
     AngularMiner,

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.marks import JAX, QUICK_XLA, first_quick
-from tests.mathematics import assert_close, public_classes
 from tests.models.networks import SIZE, Taking, colored_batch, images, tiny_embedder, values
 from tests.models.test_learner import TERMS, learner
-from tests.processes import run_python
+from tests.support.marks import JAX, QUICK_XLA, first_quick
+from tests.support.mathematics import assert_close, public_classes
+from tests.support.processes import run_python
 from tests.training.method_steps import LEARNERS
 from tfdml import losses, objectives
 from tfdml.models import Embedder, MetricLearner

@@ -3,7 +3,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close
 from tests.models.networks import (
     SIZE,
     colored_batch,
@@ -13,6 +12,7 @@ from tests.models.networks import (
     tiny_embedder,
     values,
 )
+from tests.support.mathematics import assert_close
 from tfdml import losses
 from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss

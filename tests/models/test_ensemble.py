@@ -2,9 +2,9 @@ import keras
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close
 from tests.models.ensembles import cuttable_backbone, ensemble_learner, tiny_ensemble
 from tests.models.networks import SIZE, colored_batch, config_of, images, values
+from tests.support.mathematics import assert_close
 from tfdml import backbones
 from tfdml.models import AttentionEnsemble
 

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests import references
-from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import SIZE, colored_batch, config_of, images, jrd, tiny_embedder, values
-from tests.played_replicas import play
+from tests.support import references
+from tests.support.mathematics import assert_close, dtype_policy
+from tests.support.played_replicas import play
 from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss

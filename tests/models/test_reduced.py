@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from sklearn.decomposition import PCA
 
-from tests.mathematics import assert_close
 from tests.models.networks import SIZE, config_of, images, tiny_embedder
+from tests.support.mathematics import assert_close
 from tfdml import losses
 from tfdml.embeddings.backends import load_backend, load_embedder
 from tfdml.embeddings.files import truncate

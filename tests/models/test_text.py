@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, dtype_policy
 from tests.models.networks import Taking, colored_batch, tiny_embedder, values
 from tests.models.test_chunks import check
+from tests.support.mathematics import assert_close, dtype_policy
 from tfdml import losses, objectives
 from tfdml.errors import UserError
 from tfdml.models import ByteTokenizer, Head, MetricLearner, TextEmbedder, byte_encoder

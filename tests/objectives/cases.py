@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import pytest
 
-from tests import references as plain
-from tests import references_moments
 from tests.losses import references as of_losses
 from tests.models.networks import values
 from tests.objectives import references_classes as of_classes
 from tests.objectives import references_rankmi, references_views
+from tests.support import references as plain
+from tests.support import references_moments
 from tfdml import kernels, losses, objectives
 
 #: Of a batch for objectives with weights for each class, or whose input has one size.

@@ -12,7 +12,7 @@ from tests.losses.references import (
     positives,
     soft_triple,
 )
-from tests.references import (
+from tests.support.references import (
     contrastive,
     cosine,
     distance,

@@ -2,7 +2,7 @@
 
 import math
 
-from tests import references
+from tests.support import references
 
 
 def leaky_relu(x):

@@ -4,13 +4,13 @@ learner's step."""
 import numpy as np
 import pytest
 
-from tests.mathematics import (
+from tests.objectives.references_views import sigmoid_across, softmax_across
+from tests.support.mathematics import (
     assert_close,
     random_batch,
     value_and_gradients,
 )
-from tests.objectives.references_views import sigmoid_across, softmax_across
-from tests.played_replicas import sum_and_gradient
+from tests.support.played_replicas import sum_and_gradient
 from tfdml import losses, mining, replicas
 from tfdml.objectives import AcrossViews, SigmoidAcrossViews, SoftmaxAcrossViews
 from tfdml.objectives.terms import build_objectives

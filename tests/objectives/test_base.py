@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import (
+from tests.models.networks import images, tiny_embedder
+from tests.support.mathematics import (
     assert_close,
     public_classes,
     random_batch,
 )
-from tests.models.networks import images, tiny_embedder
 from tfdml import losses, models, objectives
 from tfdml.mining import shares_a_label
 from tfdml.objectives import MatryoshkaProxyLoss, ProxyLoss

@@ -5,9 +5,9 @@ import math
 import keras
 import numpy as np
 
-from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.objectives import references_classes as references
-from tests.played_replicas import play
+from tests.support.mathematics import assert_close, random_batch, value_and_gradients
+from tests.support.played_replicas import play
 from tfdml.objectives import CurricularFace, RegularizedSoftTriple, SphereFace2
 
 

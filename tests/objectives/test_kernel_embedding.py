@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from tests import references
-from tests.mathematics import (
+from tests.objectives.cases import KERNELS
+from tests.support import references
+from tests.support.mathematics import (
     assert_close,
     finite_differences,
     random_batch,
     value_and_gradients,
 )
-from tests.objectives.cases import KERNELS
 from tfdml import kernels
 from tfdml.objectives import JointIntra, JointMMD, JointRepresentationSimilarity
 

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import (
+from tests.models.networks import values
+from tests.objectives.cases import CASES, DIM, FIRST, PATHS, by_mode, moments
+from tests.support.mathematics import (
     assert_close,
     degenerate_batches,
     finite_differences,
@@ -14,9 +16,7 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
-from tests.models.networks import values
-from tests.objectives.cases import CASES, DIM, FIRST, PATHS, by_mode, moments
-from tests.played_replicas import sum_and_gradient
+from tests.support.played_replicas import sum_and_gradient
 from tfdml import objectives, replicas
 from tfdml.pairs import Scope
 

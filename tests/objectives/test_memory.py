@@ -4,13 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import (
-    assert_close,
-    finite_differences,
-    public_classes,
-    random_batch,
-    value_and_gradients,
-)
 from tests.models.networks import values
 from tests.objectives.references_memory import (
     PrismReference,
@@ -20,7 +13,14 @@ from tests.objectives.references_memory import (
     reference,
     triplet,
 )
-from tests.played_replicas import play, sum_and_gradient
+from tests.support.mathematics import (
+    assert_close,
+    finite_differences,
+    public_classes,
+    random_batch,
+    value_and_gradients,
+)
+from tests.support.played_replicas import play, sum_and_gradient
 from tfdml import losses, mining, replicas
 from tfdml.objectives import CrossBatchMemory, Prism
 from tfdml.pairs import Pairs, Scope, pairs_by_name

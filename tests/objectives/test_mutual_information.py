@@ -3,9 +3,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import references
-from tests.marks import first_quick
-from tests.mathematics import (
+from tests.objectives import references_rankmi as slow
+from tests.objectives.cases import rank_mi, v_of, weights_of_v
+from tests.support import references
+from tests.support.marks import first_quick
+from tests.support.mathematics import (
     DEGENERATE,
     MODES,
     assert_close,
@@ -14,8 +16,6 @@ from tests.mathematics import (
     random_batch,
     value_and_gradients,
 )
-from tests.objectives import references_rankmi as slow
-from tests.objectives.cases import rank_mi, v_of, weights_of_v
 from tfdml.objectives import RankMI
 from tfdml.objectives.mutual_information import divergence_loss
 from tfdml.pairs import Pairs, pairs_by_name

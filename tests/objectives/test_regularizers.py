@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import assert_close, random_batch
 from tests.models.networks import colored_batch, images, tiny_embedder
 from tests.objectives import references_classes as references
 from tests.objectives.cases import DENSITIES, FORMS, TARGETS, built, density
+from tests.support.mathematics import assert_close, random_batch
 from tfdml import losses, models
 from tfdml.objectives import (
     DensityAdaptivity,

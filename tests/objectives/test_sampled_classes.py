@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
-from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.models.networks import images, tiny_embedder, values
+from tests.support.mathematics import assert_close, random_batch, value_and_gradients
 from tfdml import losses, objectives
 from tfdml.layers.vectors import draw_classes
 from tfdml.models import MetricLearner

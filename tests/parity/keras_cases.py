@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.mathematics import degenerate_batches, random_batch
+from tests.support.mathematics import degenerate_batches, random_batch
 from tfdml import mining
 from tfdml.losses import (
     LiftedStructureLoss,

@@ -4,7 +4,7 @@ batches."""
 import numpy as np
 
 from benchmarks.pml_losses import CASES, Case
-from tests.mathematics import DEGENERATE, degenerate_batches, random_batch
+from tests.support.mathematics import DEGENERATE, degenerate_batches, random_batch
 
 PROXIES = 12  # classes
 # The pairs that a miner keeps, and the probabilities with which one draws.

@@ -10,8 +10,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from tests.mathematics import value_and_gradients
 from tests.parity.keras_cases import ADDONS, LACKING, SIMILARITY, WHOLE, batches
+from tests.support.mathematics import value_and_gradients
 from tfdml import losses, mining
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tests import references
-from tests.far_vectors import NAMES, far_vectors
-from tests.processes import run_python
+from tests.support import references
+from tests.support.far_vectors import NAMES, far_vectors
+from tests.support.processes import run_python
 from tfdml.errors import UserError
 from tfdml.evaluation import evaluate_retrieval
 from tfdml.registry import DISTANCES

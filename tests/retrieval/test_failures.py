@@ -7,8 +7,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.processes import run_python
 from tests.retrieval.databases import psycopg
+from tests.support.processes import run_python
 from tfdml.errors import UserError
 from tfdml.retrieval import AddCounts, open_gallery
 

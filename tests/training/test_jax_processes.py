@@ -10,9 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from tests import marks
 from tests.cli.conftest import TINY
-from tests.fork_server import ROOT, fork_server
+from tests.support import marks
+from tests.support.fork_server import ROOT, fork_server
 from tests.training import method_steps
 
 pytest.importorskip("jax")

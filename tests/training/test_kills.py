@@ -7,7 +7,7 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import TINY
-from tests.processes import run_python
+from tests.support.processes import run_python
 from tests.training.runs import embedder, records
 
 # The last epoch counts; with all but a report.

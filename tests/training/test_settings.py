@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 
-from tests.experiments import ROOT
+from tests.support.experiments import ROOT
 from tfdml.data import sampling, transforms
 from tfdml.errors import UserError
 from tfdml.models import embedder

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests import references
+from tests.support import references
 from tests.training import runs
 from tests.training.runs import EPOCHS, STEPS
 from tests.training.stopping import finished, make_quick

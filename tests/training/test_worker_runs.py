@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.mathematics import assert_close
-from tests.processes import run_python
+from tests.support.mathematics import assert_close
+from tests.support.processes import run_python
 from tests.training import runs
 from tfdml.training import checkpoints
 

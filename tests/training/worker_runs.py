@@ -13,7 +13,7 @@ import pathlib
 import signal
 import sys
 
-from tests import worker_processes
+from tests.support import worker_processes
 from tests.training import runs
 from tfdml.cli import train
 from tfdml.cli.command_line import run

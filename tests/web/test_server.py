@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from tests.processes import ROOT
+from tests.support.processes import ROOT
 from tfdml.errors import UserError
 from tfdml.web import server
 from tfdml.web.lanes import Lanes

@@ -1,6 +1,6 @@
 """Computes objectives and losses on Keras's JAX backend, and writes values and gradients to a file.
 
-KERAS_BACKEND=jax python -m tests.jax_values IN.npz OUT.npz
+KERAS_BACKEND=jax python -m tests.support.jax_values IN.npz OUT.npz
 
 IN holds labels, embedding, class, and the weights of each of `cases`, "name|index". OUT has for
 each "name|value" and "name|gradient", those of identical and of zero vectors, and "name|rounded",

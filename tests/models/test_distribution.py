@@ -4,9 +4,9 @@ TensorFlow starts."""
 import numpy as np
 import pytest
 
-from tests.distribution_steps import BATCH
-from tests.mathematics import assert_close
-from tests.processes import run_python
+from tests.support.distribution_steps import BATCH
+from tests.support.mathematics import assert_close
+from tests.support.processes import run_python
 
 PLAIN = ("contrastive/11", "contrastive/19", "am/19", "given/19")
 LEARNERS = (
@@ -36,7 +36,11 @@ def arrays(tmp_path_factory):
     # Convolutions by oneDNN on two logical CPU devices at once corrupt the heap now and then
     # (TensorFlow 2.21).
     run_python(
-        "-m", "tests.distribution_steps", folder, *parts, environment={"TF_ENABLE_ONEDNN_OPTS": "0"}
+        "-m",
+        "tests.support.distribution_steps",
+        folder,
+        *parts,
+        environment={"TF_ENABLE_ONEDNN_OPTS": "0"},
     )
     return {
         name: array

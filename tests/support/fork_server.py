@@ -1,7 +1,7 @@
 """Runs commands and scripts, each in a process of its own as a user does, without importing
 TensorFlow for each.
 
-    python -m tests.fork_server
+    python -m tests.support.fork_server
 
 imports once what every command imports, draws the glyphs of a tiny run, forks for each request (a
 line of JSON on its standard input), and answers with a line that holds the exit status. What a fork
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import textwrap
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 _IMPORTED = ("tensorflow", "keras", "faiss", "PIL.Image", "sklearn.metrics", "scipy.stats")
 _IMPORTED += tuple(
     f"tfdml.{part}" for part in ("data", "evaluation", "export", "report", "training")
@@ -40,7 +40,9 @@ class ForkServer:
 
     def __init__(self, python=None):
         command = (
-            [str(python), "-I", __file__] if python else [sys.executable, "-m", "tests.fork_server"]
+            [str(python), "-I", __file__]
+            if python
+            else [sys.executable, "-m", "tests.support.fork_server"]
         )
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         pipe = subprocess.PIPE

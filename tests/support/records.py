@@ -1,5 +1,5 @@
 """Records what the package computes on seeded inputs, so that a change that means to change nothing
-is seen to: `python -m tests.records` writes `tests/records.json`.
+is seen to: `python -m tests.support.records` writes `tests/records.json`.
 
 Integers, names and bytes are recorded as a hash. Floats depend on the processor in their last
 digits: of an array four sums are recorded, which `test_records.py` compares with a tolerance.
@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tests.export import networks
 from tests.losses.cases import GROUPS as LOSS_GROUPS
-from tests.mathematics import random_batch
 from tests.objectives.cases import CASES as OBJECTIVE_CASES
+from tests.support.mathematics import random_batch
 from tests.training import runs, stopping
 from tfdml import evaluation, mining
 from tfdml.data import EvaluationTransform, decode_image, sampling

@@ -1,6 +1,6 @@
 """Makes SGD steps on one device and on two logical ones, and writes the weights' updates to a file.
 
-    python -m tests.distribution_steps FOLDER CASES ...
+    python -m tests.support.distribution_steps FOLDER CASES ...
 
 CASES are separated by commas, each "what/rows", e.g. "horde/19". A fork makes those of one
 argument, since graphs of both devices stay in memory until a process ends, and writes FOLDER/N.npz.
@@ -15,10 +15,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests import worker_processes
-from tests.mathematics import given_pairs, random_batch
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
+from tests.support import worker_processes
+from tests.support.mathematics import given_pairs, random_batch
 from tfdml import layers, losses, models, objectives
 from tfdml.training import averaged, build_optimizer
 

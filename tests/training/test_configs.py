@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.experiments import ROOT, experiment_of, terms_of
+from tests.support.experiments import ROOT, experiment_of, terms_of
 from tests.training.runs import learner as learner_of
 from tfdml import data
 from tfdml.data.pipeline import training_batches

@@ -1,6 +1,6 @@
 """Trains, saves, loads and measures where nothing that only the platform needs can be imported.
 
-python -m tests.mathematics_alone
+python -m tests.support.mathematics_alone
 """
 
 import pathlib

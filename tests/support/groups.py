@@ -1,7 +1,7 @@
 """Runs the tests by folder, each in a process of its own, two or three at a time and the longest
 first.
 
-    python -m tests.groups "not slow" [GROUP ...]
+    python -m tests.support.groups "not slow" [GROUP ...]
 
 What most tests import is imported once, and each folder is a fork, which shows what it prints when
 it ends.
@@ -17,14 +17,14 @@ import tempfile
 import hypothesis  # noqa: F401 imported once, for all forks
 import pytest
 
-from tests.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
+from tests.support.fork_server import ROOT, ForkedServer, fork_server, hear_signals, import_all
 
-# The folders that are processes of their own, the longest first: a folder without those in it that
-# are named as well.
+# The folders that are processes of their own, the longest of either suite first: a folder without
+# those in it that are named as well.
 GROUPS = (
-    *("objectives", "", "models", "losses", "data", "export", "docs", "retrieval", "layers"),
-    *("training", "backbones", "report", "embeddings"),
-    *("data/readers", "cli", "evaluation", "mining", "tools"),
+    *("objectives", "", "docs", "training", "models", "export", "losses", "data", "retrieval"),
+    *("cli", "layers", "backbones", "report", "embeddings"),
+    *("data/readers", "evaluation", "mining", "tools"),
     "web",
     "cluster",
 )

@@ -1,7 +1,7 @@
 """Makes steps on Keras's JAX backend, on one device and on four logical ones, and writes what they
 give to a file.
 
-KERAS_BACKEND=jax python -m tests.jax_steps OUT.npz
+KERAS_BACKEND=jax python -m tests.support.jax_steps OUT.npz
 
 OUT holds, per name of a step, the trained variables, "name|trained|index", the others,
 "name|state|index", and the logs, "name|log|key"; the bytes of a compiled step's temporary arrays,
@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.mathematics import dtype_policy
 from tests.models.networks import SIZE, Taking, colored_batch, jrd, tiny_embedder, values
 from tests.models.test_chunks import CHUNK, random_learner
 from tests.models.test_text import batch as two_views
 from tests.models.test_text import learner as learner_of_two_views
+from tests.support.mathematics import dtype_policy
 from tfdml import losses, models, objectives
 from tfdml.errors import UserError
 from tfdml.training import ClassParallel, build_optimizer, checkpoints

@@ -4,11 +4,11 @@ steps by chunks."""
 import numpy as np
 import pytest
 
-from tests import jax_values
-from tests.marks import JAX, QUICK_XLA
-from tests.mathematics import assert_close, random_batch, value_and_gradients
 from tests.models.networks import values
-from tests.processes import run_python
+from tests.support import jax_values
+from tests.support.marks import JAX, QUICK_XLA
+from tests.support.mathematics import assert_close, random_batch, value_and_gradients
+from tests.support.processes import run_python
 from tfdml import losses, objectives
 
 pytest.importorskip("jax")
@@ -33,7 +33,9 @@ def outputs(inputs, tmp_path_factory):
         f"{name}|{i}": value for name, each in weights.items() for i, value in enumerate(each)
     }
     np.savez(folder / "in.npz", **inputs, **weights)
-    run_python("-m", "tests.jax_values", folder / "in.npz", folder / "out.npz", environment=JAX)
+    run_python(
+        "-m", "tests.support.jax_values", folder / "in.npz", folder / "out.npz", environment=JAX
+    )
     return dict(np.load(folder / "out.npz"))
 
 
@@ -100,7 +102,7 @@ def test_a_step_with_drawn_classes_changes_what_it_drew(outputs):
 def steps(tmp_path_factory):
     path = tmp_path_factory.mktemp("jax") / "steps.npz"
     devices = {**JAX, "XLA_FLAGS": f"{QUICK_XLA} --xla_force_host_platform_device_count=4"}
-    run_python("-m", "tests.jax_steps", path, environment=devices)
+    run_python("-m", "tests.support.jax_steps", path, environment=devices)
     return dict(np.load(path))
 
 

@@ -11,7 +11,7 @@ from tfdml.training import Experiment
 from tfdml.training.build import check_pairs, has_orders
 from tfdml.training.choices import Ensemble
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def experiment_of(command, **changes):
