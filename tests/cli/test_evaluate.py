@@ -161,6 +161,14 @@ def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
     # The threshold is of searches of all images.
     calibration = calibrate(points, labels, fpir=0.02)
     assert Calibration.from_dict(result["calibration"]).rates == calibration.rates
+    flags = "--task=classification", "--target=fpir=0.02", "--per_class=mean"
+    result, _ = measured(commands, vectors / "good.npz", *flags)
+    classifier = KNNClassifier(points[gallery], labels[gallery], per_class="mean")
+    expected = evaluate_classification(classifier, points[~gallery], labels[~gallery])
+    assert {name: result[name] for name in expected} == expected
+    calibration = calibrate(points, labels, fpir=0.02, per_class="mean")
+    assert Calibration.from_dict(result["calibration"]).rates == calibration.rates
+    assert result["calibration"]["basis"]["per_class"] == "mean"
     status, _, errors = commands.run("evaluate", f"--model={vectors / 'good.npz'}", *DATA)
     assert (status, "240 embeddings" in errors) == (2, True), errors
 

@@ -15,7 +15,7 @@ from tfdml.embeddings import read_embeddings
 from tfdml.evaluation import calibrate, evaluate_retrieval
 from tfdml.export import Retriever
 from tfdml.results import RetrievalResults
-from tfdml.retrieval import nearest_neighbors, open_gallery
+from tfdml.retrieval import Identities, nearest_neighbors, open_gallery
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,31 @@ def test_a_threshold_of_a_file_is_of_the_distance_and_the_size_of_its_gallery(
     path.write_text(json.dumps({"calibration": calibration.to_dict()}))
     nearest(commands, folder, folder / "gallery.npz", f"--max_distance={path}")
     assert "is of a gallery of 15 images, and this one has 30" in caplog.text
+
+
+def test_classes_are_found_by_their_means(commands, folder, tmp_path):
+    gallery = folder / "gallery.npz"
+    arrays = np.load(gallery)
+    queries = np.load(folder / "queries.npz")["embeddings"]
+    labels = arrays["labels"]
+    calibration = calibrate(arrays["embeddings"], labels, fpir=0.1, per_class="mean")
+    path = tmp_path / "threshold.json"
+    path.write_text(json.dumps({"calibration": calibration.to_dict()}))
+    names, classes = np.unique(labels, return_inverse=True)
+    near, far = Identities(arrays["embeddings"], classes, "mean").search(queries, 2)
+    flags = "--k=2", "--per_class=mean"
+    table, _ = nearest(commands, folder, gallery, *flags)
+    assert table.column("id").tolist() == names[near].ravel().astype(str).tolist()
+    np.testing.assert_allclose(table.column("distance"), far.ravel(), rtol=1e-6)
+    within, output = nearest(commands, folder, gallery, *flags, f"--max_distance={path}")
+    accepted = [name for name in within.column("id") if name is not None]
+    assert len(accepted) == np.sum(far <= calibration.threshold)
+    assert "by per_class=mean" in output
+    search = "search", f"--gallery={gallery}", f"--max_distance={path}"
+    errors = commands.run(*search, f"--queries={folder / 'queries.npz'}")[2]
+    assert "the threshold is of per_class='mean', the search of 'nearest'" in errors
+    errors = commands.run(*search, f"--queries={gallery}", "--per_class=mean")[2]
+    assert "name other --queries" in errors
 
 
 def test_the_same_embeddings_are_searched_as_they_are_evaluated(commands, folder):

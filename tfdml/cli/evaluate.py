@@ -74,7 +74,7 @@ from tfdml.errors import UserError
 from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import changed, condition, fields_of, flag_text, option
-from tfdml.registry import DISTANCES
+from tfdml.registry import DISTANCES, PER_CLASS
 from tfdml.run_folder import FLAGS_FILE
 from tfdml.training import Experiment
 
@@ -147,6 +147,12 @@ class EvaluateFlags(DataFlags):
     )
     neighbors: int = option(
         5, at_least=1, requires="task=classification", help="How many images vote."
+    )
+    per_class: str = option(
+        "nearest",
+        words=PER_CLASS,
+        requires="task=classification",
+        help="What stands for a class: each image, their mean, or several means.",
     )
     templates: tuple[str, ...] = option(
         ("{}",),
@@ -359,6 +365,7 @@ def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
         gallery_labels=gallery.classes,
         unknown=is_stranger,
         distance=flags.distance,
+        per_class=flags.per_class,
         **target,
     )
     model = gallery.model or sides["strangers"].model
@@ -711,23 +718,29 @@ def _classification(split: _Split) -> _Measures:
 
     flags, embeddings = split.flags, split.embeddings
     if split.items:
+        if flags.per_class != "nearest":
+            raise UserError("classes are texts here: leave it", per_class=flags.per_class)
         return _zero_shot(split)
     labels = np.asarray(split.images.labels)
     classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
     for label in classes[: -(-len(classes) // 2)]:
         in_gallery[np.flatnonzero(labels == label)[::2]] = True
     gallery = embeddings[in_gallery], labels[in_gallery]
-    classifier = evaluation.KNNClassifier(*gallery, k=flags.neighbors, distance=flags.distance)
+    rule: dict[str, Any] = {"distance": flags.distance, "per_class": flags.per_class}
+    classifier = evaluation.KNNClassifier(*gallery, k=flags.neighbors, **rule)
     result = evaluation.evaluate_classification(
         classifier, embeddings[~in_gallery], labels[~in_gallery]
     )
+    per_class = "" if flags.per_class == "nearest" else f" by per_class={flags.per_class}"
+    images = f"{in_gallery.sum():,} images of {len(classifier.classes):,}"
     print(
-        f"  votes in a gallery of {in_gallery.sum():,} images of {len(classifier.classes):,} "
-        f"classes, every second image of half of the classes; {result['num_known']:,} queries of "
-        f"these, {result['num_unknown']:,} of other classes"
+        f"  votes{per_class} in a gallery of {images} classes, every second image of half of the "
+        f"classes; {result['num_known']:,} queries of these, {result['num_unknown']:,} of other "
+        "classes"
     )
     _print_metrics({name: value for name, value in result.items() if isinstance(value, float)})
     searched: dict[str, Any] = {"embeddings": embeddings, "labels": labels}
+    searched["per_class"] = flags.per_class
     stored = split.stored
     if stored is not None and stored.roles is not None and stored.classes is not None:
         rows = np.flatnonzero(stored.roles != "train")

@@ -23,6 +23,10 @@ searched as tfdml evaluate does: queries in the gallery, or each in all others.
 --task=classification --target=fpir=0.01 --json=FILE wrote. A threshold of another distance is
 refused.
 
+--per_class=mean compares queries with the mean of each class of the gallery, and max_of_means with
+several means of each. Neighbors are then classes. A threshold is that of one rule: give tfdml
+evaluate the same --per_class.
+
 --out is a .parquet or .csv file with a row for each neighbor.
 """
 
@@ -39,7 +43,7 @@ from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import printable, read_json, require_writable
 from tfdml.names import TEXT, clean
 from tfdml.options import changed, condition, option
-from tfdml.registry import DISTANCES
+from tfdml.registry import DISTANCES, PER_CLASS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +79,12 @@ class SearchFlags(ModelFlags):
     distance: str = option(
         "euclidean", words=DISTANCES, requires="is_measured", help="What near means."
     )
+    per_class: str = option(
+        "nearest",
+        words=PER_CLASS,
+        requires="is_of_rows",
+        help="What stands for a class: each image, or means, which find classes.",
+    )
     max_distance: str = option(
         "",
         help="Leave out what is further away: a number in the distance of the search, calibrated, "
@@ -91,6 +101,11 @@ class SearchFlags(ModelFlags):
     def embeds_vectors(self) -> bool:
         """Whether the model may be a head."""
         return not _holds_images(self.queries)
+
+    @condition("a --gallery of embeddings or in a database")
+    def is_of_rows(self) -> bool:
+        """Whether a rule for classes is chosen here; a retriever has its own."""
+        return kind_of_gallery(self.gallery) not in _EMBEDS_ITSELF
 
     @condition("stored embeddings as --gallery")
     def is_measured(self) -> bool:
@@ -125,6 +140,11 @@ def search(flags: SearchFlags) -> None:
     limit = _max_distance(flags, kind)
     itself = _searched_itself(flags)
     if itself is not None:
+        if flags.per_class != "nearest":
+            raise UserError(
+                "searches a gallery by other images: name other --queries",
+                per_class=flags.per_class,
+            )
         limit = _limit_of(flags, limit, flags.distance, len(itself))
         results = _in_itself(itself, flags)
     else:
@@ -157,7 +177,8 @@ def _in_gallery(
     if kind == "retriever":
         load_tensorflow()
     distance = flags.distance if kind == "embeddings" else ""
-    with open_gallery(flags.gallery, distance=distance) as gallery:
+    rule = "" if flags.per_class == "nearest" else flags.per_class
+    with open_gallery(flags.gallery, distance=distance, per_class=rule) as gallery:
         size = len(gallery)
         if not size:
             raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
@@ -168,7 +189,9 @@ def _in_gallery(
                 max_distance="calibrated",
             )
         limit = gallery.calibration if limit is None else limit
-        limit = _limit_of(flags, limit, gallery.distance, size)
+        about = gallery.about
+        assert about is not None  # it is not empty
+        limit = _limit_of(flags, limit, about.distance, size, about.per_class)
         queries = _queries(flags, kind)
         neighbors = gallery.search(queries.vectors, flags.k, model=queries.model)
         named = neighbors.columns["class"].any()
@@ -224,7 +247,11 @@ def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
 
 
 def _limit_of(
-    flags: SearchFlags, limit: float | Calibration | None, distance: str, size: int
+    flags: SearchFlags,
+    limit: float | Calibration | None,
+    distance: str,
+    size: int,
+    per_class: str = "nearest",
 ) -> float:
     """Return the largest distance of a neighbor, and print it."""
     from tfdml.evaluation import Calibration
@@ -232,7 +259,7 @@ def _limit_of(
     text = flags.max_distance
     if isinstance(limit, Calibration):
         with user_errors(UserError, REASON, max_distance=text):
-            print(limit.for_searches(distance, size))
+            print(limit.for_searches(distance, size, per_class))
         limit = limit.threshold
     value = float("inf") if limit is None else limit
     # Products alone may be below 0.
