@@ -34,9 +34,11 @@ from tools.numbers import Results, command_line
 SETS = {"cars196": 1, "omniglot": 2}
 BASES = ("multi_similarity", "proxy_anchor")
 TERM = "threshold_consistent_margin"
-WEIGHTS = (0.1, 0.3, 1.0, 3.0)
+WEIGHTS, PAPER_WEIGHT = (0.1, 0.3, 1.0, 3.0), 1.0
 TRIAL_SEEDS, SEEDS = (0,), range(100, 105)
 CHECKPOINTS = (250, 500)
+# One of how many images is measured.
+EVERY = {"trials": 1, "finals": 2}
 # The most of Recall@1 that a weight may cost on held-out classes.
 COST = 0.005
 FAR, FPIR = 0.01, 0.05
@@ -152,8 +154,11 @@ def run(arguments, results, dataset):
             weights, seeds, checkpoints = WEIGHTS, TRIAL_SEEDS, CHECKPOINTS
             if part == "finals":
                 length, weight = chosen(results["trials"][dataset], base)
-                weights, seeds, checkpoints = (weight,), SEEDS, (length,)
-            maps = load_maps(path, held_out=part == "trials")
+                weights, seeds, checkpoints = [PAPER_WEIGHT], SEEDS, (length,)
+                weights += [weight] if weight != PAPER_WEIGHT else []
+            train, labels, measured, its_labels = load_maps(path, held_out=part == "trials")
+            step = EVERY[part]
+            maps = train, labels, measured[::step], its_labels[::step]
             parameters = {base: [{}], f"{base} + {TERM}": [{"weight": w} for w in weights]}
             for name, wanted in parameters.items():
                 place, row = (part, dataset, name), row_of(base, name != base)
@@ -166,17 +171,21 @@ def by_seed(entries, key):
     return {entry["seed"]: [*entry["course"].values()][-1][key] for entry in entries}
 
 
-def table(results, add_table):
-    """Write the chosen weights, and each measure of a base with its gain."""
+def columns(results):
+    """Return the final runs of each base, and those with the term that are paired with them."""
     sides = {}
     for dataset, finals in results.get("finals", {}).items():
         for base in BASES:
-            if f"{base} + {TERM}" in finals:
-                sides[f"{base}, {dataset}"] = finals[base], finals[f"{base} + {TERM}"]
+            for entry in finals.get(f"{base} + {TERM}", ()):
+                key = f"{base}, {dataset}, weight {entry['parameters']['weight']:g}"
+                sides.setdefault(key, (finals[base], []))[1].append(entry)
+    return {key: side for key, side in sides.items() if len(side[1]) > 1}
+
+
+def table(results, add_table):
+    """Write each measure of a base and its gain by the term."""
+    sides = columns(results)
     add = add_table("spread", "measure", *sides)
-    ends = [[*entries[0]["course"]][-1] for entries, _ in sides.values()]
-    weights = [entries[0]["parameters"]["weight"] for _, entries in sides.values()]
-    add("weight, updates", *(f"{w:g}, {end}" for w, end in zip(weights, ends, strict=True)))
     for name, (key, scale) in MEASURES.items():
         cells = []
         for alone, regularized in sides.values():
@@ -188,6 +197,18 @@ def table(results, add_table):
                 f"{level:.1f} {interval.mean:+.1f} ({interval.low:+.1f} to {interval.high:+.1f})"
             )
         add(name, *cells)
+    add("paired seeds", *(len(regularized) for _, regularized in sides.values()))
+
+
+def trials_table(results, add_table):
+    """Write the measures of each trial after its last update."""
+    add = add_table("trials", "on held-out classes", "weight", *MEASURES)
+    for dataset, trials in results.get("trials", {}).items():
+        for name, entries in trials.items():
+            for entry in entries:
+                values = entry["course"][str(CHECKPOINTS[-1])]
+                cells = [f"{scale * values[key]:.1f}" for key, scale in MEASURES.values()]
+                add(f"{name}, {dataset}", entry["parameters"].get("weight", ""), *cells)
 
 
 def main():
@@ -205,7 +226,9 @@ def main():
             splits = functools.partial(part_of_set, name, arguments.data / name, every=every)
             store(arguments.features / f"{name}.npz", splits, *network)
             run(arguments, results, name)
-    table(results, Results(arguments.json).table)
+    add_table = Results(arguments.json).table
+    trials_table(results, add_table)
+    table(results, add_table)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ PAGES = {
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",
     ],
-    "docs/verification.md": ["verification/table"],
+    "docs/verification.md": ["verification/table", "spread/spread"],
 }
 
 
