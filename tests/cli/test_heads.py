@@ -11,6 +11,7 @@ from tests.cli.commands import write_embedder
 from tfdml.data import load
 from tfdml.embeddings.backends import load_backend, load_embedder
 from tfdml.embeddings.files import read_embeddings
+from tfdml.evaluation import evaluate_retrieval
 from tfdml.models import stack
 
 DIMENSIONS = 16  # as the embedding of `finished_run` has
@@ -49,6 +50,16 @@ def folder(commands, tmp_path_factory):
     )
     assert status == 0, errors
     return folder
+
+
+@pytest.mark.slow
+def test_the_vectors_themselves_are_measured_before_a_head(folder):
+    result = json.loads((folder / "head" / "result.json").read_text())
+    # The last quarter of the classes.
+    measured = evaluate_retrieval(vectors(8, 0)[60:], np.arange(20) // 10, distance="cosine")
+    for name, value in result["metrics_features"].items():
+        assert value == pytest.approx(measured[name], abs=1e-6), name
+    assert result["metrics_features"]["map@r"] != result["metrics_before"]["map@r"]
 
 
 def run(commands, name, *flags):

@@ -62,18 +62,23 @@ def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):
     )
 
 
-def test_each_metric_is_a_line_with_its_intervals():
+def test_each_metric_is_a_line_with_both_starts_and_its_intervals():
     result = {
         "metrics": {"recall@1": 0.5, "nmi": 0.25, "images": 3},
         "metrics_before": {"recall@1": 0.1},
+        "metrics_features": {"recall@1": 0.05},
         "chance": {"recall@1": 0.01},
         "intervals": {"recall@1": list(Interval(0.5, 0.4, 0.6, 0.05))},
         "intervals_runs": {"recall@1": list(Interval(0.5, 0.45, 0.55, 0.02))},
         "runs": [{"run": "seed_0"}, {"run": "seed_1"}],
     }
     assert list(_rows(result)) == [
-        "  recall@1      10.0 ->  50.0 %   (95 % interval over classes 40.0 .. 60.0)"
+        "  features: without a head; start: with the untrained head; end: trained",
+        "               features  start       end",
+        "  recall@1          5.0   10.0 ->  50.0 %   (95 % interval over classes 40.0 .. 60.0)"
         "   (chance 1.0 %)",
-        " " * 31 + "(95 % interval over 2 seeds 45.0 .. 55.0)",
-        "  nmi                    25.0 %",
+        " " * 42 + "(95 % interval over 2 seeds 45.0 .. 55.0)",
+        "  nmi                              25.0 %",
     ]
+    final = {**result, "metrics_before": {}, "metrics_features": {}}
+    assert next(_rows(final)).split()[:3] == ["recall@1", "50.0", "%"]

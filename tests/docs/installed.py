@@ -13,10 +13,10 @@ from tests.docs.stand_ins import write_photo, write_photos
 PAGES = (
     "README.md",
     "docs/quickstart.md",
+    "docs/shop.md",
     "docs/verification.md",
     "docs/backbones.md#Fine-tune a foundation model",
     "docs/export.md#Run on a phone",
-    "docs/galleries.md#Search products by an image",
     "docs/two_hosts.md",
     "export/README.md",
 )

@@ -41,6 +41,7 @@ def report(tmp_path_factory):
     result = {
         "metrics": after,
         "metrics_before": before,
+        "metrics_features": {"recall@1": 0.2},
         "intervals": intervals,
         "selection": "the best epoch " + EVIL,
     }
@@ -89,10 +90,16 @@ def test_nothing_is_loaded_and_no_script_may_run(report):
 def test_table_holds_the_metrics_in_percent(report):
     rows = {row[0]: row[1:] for row in rows_of(report["text"], "Metrics of the embeddings")}
     recall = f"{100 * report['after']['recall@1']:.1f}"
-    assert rows["Recall@1"] == ["12.3", recall, "25.0 – 50.0", f"{float(recall) - 12.3:+.1f}"]
+    assert rows["Recall@1"] == [
+        "20.0",
+        "12.3",
+        recall,
+        "25.0 – 50.0",
+        f"{float(recall) - 12.3:+.1f}",
+    ]
     for key, name in (("map@r", "MAP@R"), ("nmi", "NMI"), ("recall@8", "Recall@8")):
         value = f"{100 * report['after'][key]:.1f}"
-        assert rows[name] == [value, value, "–", "+0.0"]
+        assert rows[name] == ["–", value, value, "–", "+0.0"]
     assert f"{len(report['data'][1])} queries, each compared with 41 images." in report[
         "page"
     ].section("results")

@@ -77,9 +77,12 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
         evaluator.embed(means, "test")
     assert [len(rows) for rows in given] == [6, 7, 7]
     np.testing.assert_array_equal(np.concatenate(given), expected)
+    means.represent = lambda images, training: {"pooled": means(images)}
     learner = types.SimpleNamespace(embedder=means, objectives=())
     monkeypatch.setattr(Processes, "gather", lambda self, rows: expected)
-    assert set(workers[0].each_epoch(learner, 0, 2)) == {"test"}
+    measured = workers[0].each_epoch(learner, 0, 2)
+    assert set(measured) == {"test", "features"}
+    assert "features" not in workers[0].each_epoch(learner, 1, 2)
     assert workers[1].each_epoch(learner, 0, 2) == {}
     workers[0].settings = EvaluationSettings(ks="1", evaluate_every=2)
     assert [bool(workers[0].each_epoch(learner, epoch, 5)) for epoch in range(6)] == [

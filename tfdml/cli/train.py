@@ -150,15 +150,19 @@ def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a line for each metric of a result, and one for its interval over several runs."""
-    before = result["metrics_before"]
+    """Yield a line for each metric of a result: the two starts, the end, and its intervals."""
     chance = result.get("chance", {})
+    starts = [result[part] for part in ("metrics_features", "metrics_before")]
     width = max(12, *map(len, result["metrics"]))
+    if any(starts):
+        yield "  features: without a head; start: with the untrained head; end: trained"
+        yield f"  {'':<{width}} features  start       end"
     for name, value in result["metrics"].items():
         if not isinstance(value, float):
             continue
-        line = f"  {name:<{width}} "
-        line += f"{100 * before[name]:5.1f} -> " if name in before else " " * 9
+        features, start = (_percent(metrics.get(name)) for metrics in starts)
+        line = f"  {name:<{width}} {features:>8}{start:>7}"
+        line += " -> " if name in result["metrics_before"] else " " * 4
         line += f"{100 * value:5.1f} %"
         if ends := result["intervals"].get(name):
             line += "   " + _interval(ends, "classes")
@@ -168,7 +172,11 @@ def _rows(result: dict[str, Any]) -> Iterator[str]:
         if ends := result.get("intervals_runs", {}).get(name):
             runs = result["runs"]
             kind, _, _ = runs[0]["run"].partition("_")  # seed_0, or fold_0
-            yield " " * (width + 19) + _interval(ends, f"{len(runs)} {kind}s")
+            yield " " * (width + 30) + _interval(ends, f"{len(runs)} {kind}s")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
 
 
 def _interval(ends: Sequence[float], over: str) -> str:

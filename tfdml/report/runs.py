@@ -45,7 +45,8 @@ class Run:
         name: What a report calls it.
         result: What `result.json` holds: `metrics` as `evaluate_retrieval` gives them, fractions,
             with `intervals` of `confidence_intervals` among them or next to them; if measured,
-            `metrics_before` the training, `metrics_moments` of a `MomentEmbedder`, `metrics_orders`
+            `metrics_before` the training, with the untrained head, and `metrics_features`, without
+            a head; `metrics_moments` of a `MomentEmbedder`, `metrics_orders`
             by order of HORDE's moments; among the metrics or next to them `generalization` as
             `evaluate_generalization` gives it; `dataset`, `protocol` and `selection` in words.
         history: One mapping per epoch, what `metrics.jsonl` holds: `epoch`, metrics of unseen
@@ -82,6 +83,11 @@ class Run:
     def before(self) -> dict[str, float]:
         """The metrics before training; empty where they were not measured."""
         return numbers(self.result.get("metrics_before") or {})
+
+    @property
+    def features(self) -> dict[str, float]:
+        """The metrics before training and without a head; empty where they were not measured."""
+        return numbers(self.result.get("metrics_features") or {})
 
     @property
     def intervals(self) -> dict[str, tuple[float, float]]:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 from absl import logging
@@ -248,6 +249,9 @@ class Evaluator:
         """Return the metrics of every split, in the epochs that measure: before the first, every so
         many, and the `last`.
 
+        Before the first, `features` are those of unseen images without a projection: what the
+        backbone gives, or the vectors of `--features`.
+
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
         every = self.settings.evaluate_every
@@ -258,15 +262,33 @@ class Evaluator:
             name: (self.embed(learner.embedder, name), self.embed_texts(learner, name))
             for name in names
         }
+        features = None
+        if epoch == 0 and "test" in names:
+            features = self._features(learner)
         if not self.processes.is_chief:
             return {}
         metrics = {
             name: self.measure(images, name, texts=texts)
             for name, (images, texts) in embeddings.items()
         }
+        if features is not None:
+            metrics["features"] = self.measure(features, "test")
         for name, values in metrics.items():
             logging.info("epoch %d, %s: %s", epoch, name, format_metrics(values))
         return metrics
+
+    def _features(self, learner: MetricLearner) -> np.ndarray | None:
+        """Return the pooled features of unseen images, (N, D), scaled to length 1; None where no
+        image searches images."""
+        if not self.splits.searched_by_images("test"):
+            return None
+        embedder = learner.embedder
+
+        def features(images):
+            pooled = embedder.represent(images, training=False)["pooled"]
+            return keras.ops.normalize(keras.ops.cast(pooled, "float32"))
+
+        return self.embed(compiled(embedder, features), "test")
 
     def moments(self, learner: MetricLearner) -> dict[str, dict]:
         """Return Recall@K of the embedding of each order of HORDE's moments on unseen classes.
@@ -317,7 +339,8 @@ class TrainingRun:
 
     Args:
         experiment: Its settings.
-        result: What `result.json` holds: `metrics`, `metrics_before`, `intervals`, `protocol`,
+        result: What `result.json` holds: `metrics`, `metrics_before` the training, of the first
+            projection, and `metrics_features`, without a projection; `intervals`, `protocol`,
             `selection` ...
         runs: Those of several seeds or folds; empty for a single run.
         embeddings: Those of splits that are embedded already.
@@ -375,6 +398,8 @@ class TrainingRun:
         return self._embeddings[split]
 
 
+# Both starts of a run: where `result.json` holds them, and the first line of `metrics.jsonl`.
+_STARTS = {"metrics_features": "features", "metrics_before": "test"}
 _PROTOCOL = (
     "zero-shot: trained on {train} classes, evaluated {searches} on {test} classes never seen in "
     "training"
@@ -484,7 +509,7 @@ def _result(
     if splits.test is None or embeddings is None:
         return result | _unmeasured(experiment, splits)
     measured = _measured(experiment, evaluator, splits.test, embeddings, texts)
-    return result | measured | {"metrics_before": records[0].get("test", {})}
+    return result | measured | {part: records[0].get(name, {}) for part, name in _STARTS.items()}
 
 
 def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
@@ -492,7 +517,7 @@ def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
     classes = f"all {splits.train.num_classes} classes of {experiment.data_name}"
     origin = f"the metrics are those of {experiment.final_of}"
     protocol = f"trained on {classes}, and measured on none: {origin}"
-    empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", "metrics_before")}
+    empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", *_STARTS)}
     return empty | {"protocol": protocol, "selection": _SELECTION["last"]}
 
 
@@ -535,15 +560,16 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
         runs: The runs, by the name of their folder.
 
     Returns:
-        `metrics` and `metrics_before`, means over the runs; `intervals` over classes, of each
-        query's mean over the runs (`confidence_intervals`): how the mean would vary with other
-        classes; `intervals_runs` (`student_interval`): how it would with other seeds or folds;
-        `runs`, a row for each; `dataset`, `protocol`, `selection`, and the seconds of all.
+        `metrics`, `metrics_before` and `metrics_features`, means over the runs; `intervals` over
+        classes, of each query's mean over the runs (`confidence_intervals`): how the mean would
+        vary with other classes; `intervals_runs` (`student_interval`): how it would with other
+        seeds or folds; `runs`, a row for each; `dataset`, `protocol`, `selection`, and the seconds
+        of all.
     """
     results = [run.result for run in runs.values()]
     names = ("dataset", "protocol", "selection", "chance")
     combined = {name: results[0][name] for name in names if name in results[0]}
-    for part in ("metrics", "metrics_before"):
+    for part in ("metrics", *_STARTS):
         combined[part] = _means([result[part] for result in results])
     combined["intervals"] = _intervals_over_classes(list(runs.values()))
     combined["intervals_runs"] = _intervals_over_runs(results, combined["metrics"])
