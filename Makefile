@@ -26,7 +26,7 @@ help:
 	@echo "make parity-tfsim, make parity-tfa   the same against TensorFlow Similarity and TensorFlow Addons"
 	@echo "make lint        ruff (lint, format), mypy, codespell, and the layers and size of the package"
 	@echo "make docs        the documentation as a site, in site/"
-	@echo "make wheel       a source archive and a wheel, in dist/"
+	@echo "make wheel       a source archive and a wheel with the pages, in dist/"
 	@echo "make lock        write constraints.txt from the versions installed in $(VENV)"
 
 # What the package itself requires, which is all that `make quickstart` needs.
@@ -130,7 +130,8 @@ format: $(STAMP)
 docs: $(DOCS)
 	$(BIN)/mkdocs build --strict
 
-wheel: $(STAMP)
+# With the pages, which `tfdml docs` shows.
+wheel: docs
 	$(BIN)/python -m build
 
 lock: $(STAMP) $(DOCS)

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +18,7 @@ import pytest
 from tests.docs import installed
 from tests.docs.pages import blocks
 from tests.support.fork_server import ForkServer
+from tfdml.version import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TRACKED = subprocess.run(
@@ -65,6 +67,21 @@ def test_what_modules_import_is_required_and_pinned():
     assert required <= {line.partition("==")[0].replace("_", "-").lower() for line in lines}
 
 
+def test_links_of_the_long_description_lead_below_the_one_address():
+    page = runpy.run_path(str(ROOT / "setup.py"))["readme"]()
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    url, version = settings["metadata"]["url"], __version__
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", page) if not link.startswith("#")]
+    assert all(link.startswith("https://") for link in links)
+    assert f"![Five characters and the nearest images of each]({url}/raw/v{version}/docs/" in page
+    ours = [link for link in links if link.startswith(url)]
+    assert len(ours) > 20
+    for link in ours:
+        path = re.fullmatch(rf"{re.escape(url)}/(?:blob|raw)/v{version}/([^#]+)(#.*)?", link)[1]
+        assert (ROOT / path).exists(), link
+
+
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory):
     """(source archive, wheel made of it), from the files of the tree."""
@@ -74,9 +91,12 @@ def archives(tmp_path_factory):
     out = tmp_path_factory.mktemp("dist")
     tree = tmp_path_factory.mktemp("tree")
     for name in TRACKED:
-        if name.startswith(("tfdml/", "configs/", "tools/")) or "/" not in name:
+        if name.startswith(("tfdml/", "configs/", "export/", "tools/")) or "/" not in name:
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / name).write_bytes((ROOT / name).read_bytes())
+    # As `make docs` writes it.
+    (tree / "site").mkdir()
+    (tree / "site" / "index.html").write_text("the first page")
     _run(sys.executable, "-m", "build", "--outdir", str(out), cwd=tree)
     return next(out.glob("*.tar.gz")), next(out.glob("*.whl"))
 
@@ -88,6 +108,7 @@ def test_the_archives_hold_the_whole_package_and_the_wheel_no_tools(archives):
     configs = {name for name in TRACKED if name.startswith("configs/")}
     with zipfile.ZipFile(wheel) as opened:
         assert needed | {f"tfdml/{name}" for name in configs} <= set(opened.namelist())
+        assert {"tfdml/site/index.html", "tfdml/serving/client.py"} <= set(opened.namelist())
         folders = {name.partition("/")[0].partition("-")[0] for name in opened.namelist()}
         assert folders == {"tfdml"}
     with tarfile.open(source) as opened:
@@ -130,6 +151,10 @@ def test_the_wheel_works_in_an_empty_environment(environment, tmp_path):
         _run(str(python), "-I", "-c", program, cwd=tmp_path).split()[0]
     ).is_relative_to(environment)
     assert "configs/sop_rankmi.flags" in _run(str(command), "configs", "sop", cwd=tmp_path)
+    pages = pathlib.Path(_run(str(command), "docs", "--path", cwd=tmp_path).strip())
+    assert (pages / "index.html").read_text() == "the first page"
+    _run(str(command), "export", "--examples=serving", cwd=tmp_path)
+    assert (tmp_path / "serving" / "client.py").is_file()
 
 
 @pytest.fixture(scope="module")

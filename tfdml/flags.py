@@ -9,15 +9,14 @@ from pathlib import Path
 
 from tfdml.errors import REASON, UserError, user_errors
 from tfdml.names import lines
+from tfdml.version import package_folder
 
 _FLAG_FILE = ("--flagfile", "-flagfile")
 
 
 def folder() -> Path:
-    """Return the folder of the shipped flag files: in the installed package, or next to it in a
-    checkout."""
-    package = Path(__file__).parent
-    return package / "configs" if (package / "configs").is_dir() else package.parent / "configs"
+    """Return the folder of the shipped flag files."""
+    return package_folder("configs")
 
 
 def names() -> list[str]:

@@ -1,5 +1,4 @@
-"""Measures the time from an empty environment to a printed Recall@1, as installed from the wheel,
-and the size.
+"""Measures the time from an empty environment to a printed Recall@1, as installed from the wheel.
 
     python -m tools.first_result --json=docs/numbers/first_result.json
 
@@ -72,11 +71,6 @@ def main() -> None:
         add = results.table("steps", "step", "seconds")
         for step, value in seconds.items():
             add(step, f"{value:.0f}")
-        add = results.table("installed", "installed", "MB")
-        site = next((environment / "lib").glob("python*/site-packages"))
-        for part in (environment, site / "tensorflow", site / "pyarrow"):
-            size = sum(path.lstat().st_size for path in part.rglob("*"))
-            add("all" if part == environment else part.name, f"{size / 1e6:,.0f}")
         print("\n" + "\n".join(line for line in output.splitlines() if "->" in line))
 
 

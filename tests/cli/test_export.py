@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.cli import commands
+
 DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=4, size=32"]
 
 
@@ -65,3 +67,18 @@ def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, t
     assert card["artifacts"]["saved_model"]["acceptance"]["recall@1"] == pytest.approx(
         expected["recall@1"], abs=0.02
     )
+
+
+def test_the_files_that_serve_a_model_are_written_without_one(tmp_path):
+    folder = tmp_path / "export"
+    status, output, errors = commands.run("export", f"--examples={folder}")
+    assert status == 0, errors
+    for name in ("client.py", "models.config", "batching.config", "ray_serve.py"):
+        assert (folder / name).read_bytes() == (commands.ROOT / "export" / name).read_bytes()
+        assert str(folder / name) in output
+    status, _, errors = commands.run("export", f"--examples={folder}")
+    assert (status, "has batching.config already" in errors) == (2, True)
+    status, _, errors = commands.run("export", f"--examples={folder}", "--out=models")
+    assert (status, "stands alone" in errors) == (2, True)
+    status, _, errors = commands.run("export", "--run_dir=run")
+    assert (status, "--out is missing" in errors) == (2, True), errors

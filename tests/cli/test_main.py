@@ -1,7 +1,11 @@
 """The command `tfdml` before a subcommand works, and the subcommands `configs` and `doctor`."""
 
+import http.server
 import subprocess
 import sys
+import threading
+import urllib.request
+import webbrowser
 
 import pytest
 
@@ -60,6 +64,32 @@ def test_configs_are_listed_by_words_and_a_single_one_is_printed(capsys):
     assert status_of("configs", "sop_rankmi") == 0
     assert (ROOT / "configs" / "sop_rankmi.flags").read_text() in capsys.readouterr().out
     assert status_of("configs", "nosuch") == 2
+
+
+def test_docs_serves_its_pages_and_says_where_there_are_none(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(cli, "package_folder", lambda name: tmp_path / name)
+    assert status_of("docs") == 2
+    assert "install the wheel, or run make docs" in capsys.readouterr().err
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "index.html").write_text("the first page")
+    assert status_of("docs", "--path") == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'site'}\n"
+    pages, done = [], threading.Event()
+
+    def read(address):
+        with urllib.request.urlopen(address) as answer:
+            pages.append(answer.read())
+        done.set()
+
+    monkeypatch.setattr(
+        webbrowser, "open", lambda address: threading.Thread(target=read, args=[address]).start()
+    )
+    server = http.server.ThreadingHTTPServer
+    # One request in place of Ctrl-C.
+    monkeypatch.setattr(server, "serve_forever", server.handle_request)
+    assert status_of("docs") == 0
+    assert done.wait(10)
+    assert pages == [b"the first page"]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ PAGES = {
         "losses/shares/128/least",
         "losses/shares/128/most",
         "evaluation/exact/`recall` at 1, 2, 4, 8/seconds",
-        "first_result/steps/together/seconds",
         "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
     ],
     "docs/audit.md": [
@@ -29,8 +28,10 @@ PAGES = {
     "docs/generalization.md": ["generalization/table"],
     "docs/install.md": [
         "first_result/steps",
-        "first_result/installed/all/MB",
-        "first_result/installed/tensorflow/MB",
+        "installed/required",
+        "installed/with four extras",
+        "installed/saved by tensorflow-cpu",
+        "installed/parts",
     ],
     "docs/large_batches.md": [
         "classes/steps",

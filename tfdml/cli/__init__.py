@@ -3,6 +3,7 @@ they are called."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
 import importlib.util
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tfdml import flags
-from tfdml.version import __version__, installed
+from tfdml.version import __version__, installed, package_folder
 
 if TYPE_CHECKING:
     from tfdml.cli.command_line import Command
@@ -36,6 +37,7 @@ STAGES = {
 }
 OTHERS = {
     "configs": "list the flag files that come with tfdml",
+    "docs": "read the documentation in a browser, without a network",
     "doctor": "check this installation",
 }
 # Prints what TensorFlow sees, and trains on noise.
@@ -86,7 +88,7 @@ def _run(name: str, rest: list[str]) -> int:
     elif name == "--version":
         print(__version__)
     elif name in OTHERS:
-        return configs(rest) if name == "configs" else doctor(rest)
+        return {"configs": configs, "docs": docs, "doctor": doctor}[name](rest)
     elif name not in STAGES:
         return _fail(
             "tfdml",
@@ -137,6 +139,46 @@ def configs(words: Sequence[str]) -> int:
     if not files:
         print(f"configs: error: no flag file has {' or '.join(words)} in its name", file=sys.stderr)
     return 0 if files else 2
+
+
+def docs(words: Sequence[str]) -> int:
+    """Read the documentation of this version in a browser, without a network.
+
+    tfdml docs           serve the pages to this machine, and open them; Ctrl-C ends it
+    tfdml docs --path    print the folder of the pages
+    """
+    if list(words) not in ([], ["--path"]):
+        print(inspect.getdoc(docs))
+        return 0 if words[0] in ("--help", "-h") else 2
+    pages = package_folder("site")
+    if not (pages / "index.html").is_file():
+        return _fail("docs", "the pages are not here: install the wheel, or run make docs")
+    if words:
+        print(pages)
+    else:
+        _serve(pages)
+    return 0
+
+
+def _serve(pages: pathlib.Path) -> None:
+    """Serve a folder to this machine until Ctrl-C."""
+    import functools
+    import http.server
+    import webbrowser
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        """Without a line for each request."""
+
+        def log_message(self, *_):
+            pass
+
+    handler = functools.partial(Quiet, directory=str(pages))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        address = f"http://127.0.0.1:{server.server_port}/"
+        print(f"{pages}\n{address}   Ctrl-C ends it", flush=True)
+        webbrowser.open(address)
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def doctor(words: Sequence[str]) -> int:

@@ -29,6 +29,11 @@ ids, labels and metadata, and the signatures search_bytes, search_embedding and 
 is that of a run, compared as above before it is used, or, with --embedder, one that was exported
 before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose classes were
 not trained on, where they can show it. Searches then have the outputs accepted and known.
+
+  tfdml export --examples=export
+
+With --examples, the files that serve a model are written: a client, the models and batches of
+TensorFlow Serving, Docker Compose, Kubernetes and Ray Serve.
 """
 
 from __future__ import annotations
@@ -36,6 +41,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,11 +49,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import check_ended
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.export.options import ExportOptions
 from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_local
 from tfdml.options import changed, condition, fields_of, option
+from tfdml.version import package_folder
 
 if TYPE_CHECKING:
     from tfdml import data
@@ -75,7 +82,10 @@ class ExportFlags(ExportOptions):
         requires=_FROM_RUN,
         help="Take the best embedder so far of a run that has not ended.",
     )
-    out: str = option(help="Folder of the exported versions.")
+    out: str = option("", help="Folder of the exported versions.")
+    examples: str = option(
+        "", help="Write the files that serve a model to this folder, and export nothing."
+    )
     moment_embedder: bool = option(
         False,
         requires=_FROM_RUN,
@@ -135,6 +145,11 @@ class ExportFlags(ExportOptions):
 
 def export(flags: ExportFlags) -> None:
     """Export as the flags say."""
+    if flags.examples:
+        if flags.run_dir or flags.gallery or flags.out:
+            raise UserError("stands alone: it exports nothing", examples=...)
+        _write_examples(Path(os.path.expanduser(flags.examples)))
+        return
     from tfdml.evaluation import target_of
     from tfdml.evaluation.calibration import TARGETS
     from tfdml.export.exporter import export_run
@@ -143,6 +158,8 @@ def export(flags: ExportFlags) -> None:
     options = ExportOptions(**{name: getattr(flags, name) for name in fields_of(ExportOptions)})
     if not (flags.gallery or flags.run_dir):
         raise UserError("is missing", run_dir=...)
+    if not flags.out:
+        raise UserError("is missing", out=...)
     check_backend()
     require_local(flags.out, "out")
     for folder in (flags.run_dir, flags.stack_on):
@@ -171,6 +188,25 @@ def export(flags: ExportFlags) -> None:
     print(f"version: {printable(version)}")
     if "saved_model" not in options.formats:
         print(f"It holds no SavedModel: do not let TF Serving watch {flags.out}.")
+
+
+def _write_examples(folder: Path) -> None:
+    """Write the files that serve a model to a folder.
+
+    Raises:
+        UserError: One of them is there already, or the folder cannot be written.
+    """
+    files = sorted(package_folder("serving", "export").iterdir())
+    sources = [path for path in files if path.is_file() and path.suffix != ".md"]
+    for source in sources:
+        if (folder / source.name).exists():
+            raise UserError(f"has {source.name} already: name another folder", examples=folder)
+    with user_errors(OSError, f"cannot be written ({REASON})", examples=folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in sources:
+            shutil.copyfile(source, folder / source.name)
+    for source in sources:
+        print(printable(folder / source.name))
 
 
 def _export_gallery(
