@@ -40,9 +40,10 @@ _LINKS = {
     "runs/cars_jrd": "runs/glyphs",
     "presets/dinov2_small": "preset",
 }
-# Put behind a training command; the last value of a flag counts.
+# Put behind a command that trains or audits; the last value of a flag counts.
 FEW_STEPS = "--classes_per_batch=2 --images_per_class=2 --epochs=1 --steps_per_epoch=2"
-SHORT = "--backbone=conv4(width=8) --weights=none --batch_norm=train --resize=32 --image_size=28"
+SMALL = "--backbone=conv4(width=8) --weights=none --resize=32 --image_size=28"
+SHORT = f"{SMALL} --batch_norm=train"
 
 
 def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
@@ -81,7 +82,10 @@ def made_small(words: list[str]) -> list[str]:
     """Return a subcommand that does on small data, without a download, what the page's does."""
     given = " ".join(words)
     words = [word.replace("hub:dinov2", "hub:presets/dinov2") for word in words]
-    if words[0] == "train":
+    if words[0] == "audit":
+        words += SMALL.split()
+    # A final model has the settings of the measured run.
+    elif words[0] == "train" and "--final_of" not in given:
         network = "--image_size=32 --resize=36" if "hub:" in given else SHORT
         words += f"{network} {FEW_STEPS}".split()
     on_glyphs = "quickstart.flags" in given or "--dataset=glyphs" in given

@@ -6,6 +6,7 @@ import pytest
 from tests.losses import references
 from tests.support.mathematics import MODES, assert_close, random_batch, value_and_gradients
 from tfdml.losses import (
+    NTXentLoss,
     QuadrupletLoss,
     RecallAtKLoss,
     SmoothAPLoss,
@@ -116,3 +117,16 @@ def test_a_thousand_images_lose_no_digits():
         [np.maximum(p + 0.1 - far, 0.0).mean() for p in d[same & ~np.eye(600, dtype=bool)]]
     )
     assert_close(QuadrupletLoss(margin=-100.0)(labels, x), expected, 1e-5)
+
+
+def test_nt_xent_of_two_views_of_each_image_is_the_loss_of_simclr():
+    """Equation 1 of the paper, image by image, where view 2k - 1 and 2k are those of image k."""
+    temperature, views = 0.1, np.random.default_rng(4).normal(size=(12, 5))
+    views /= np.linalg.norm(views, axis=1, keepdims=True)
+    values = []
+    for i, view in enumerate(views):
+        j = i + 1 if i % 2 == 0 else i - 1
+        others = [np.exp(view @ views[k] / temperature) for k in range(12) if k != i]
+        values.append(-np.log(np.exp(view @ views[j] / temperature) / sum(others)))
+    images = np.repeat(np.arange(6), 2)
+    assert_close(NTXentLoss(temperature)(images, views.astype("float32")), np.mean(values))
