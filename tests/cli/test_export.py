@@ -81,4 +81,4 @@ def test_the_files_that_serve_a_model_are_written_without_one(tmp_path):
     status, _, errors = commands.run("export", f"--examples={folder}", "--out=models")
     assert (status, "stands alone" in errors) == (2, True)
     status, _, errors = commands.run("export", "--run_dir=run")
-    assert (status, "--out is missing" in errors) == (2, True), errors
+    assert (status, "--out: is missing" in errors) == (2, True), errors
