@@ -139,6 +139,13 @@ def test_names_are_checked_without_building_as_they_are_with_it(arguments, says,
             call(**arguments)
 
 
+@pytest.mark.parametrize("name", ["ResNet50", "res-net_50", "RESNET.50"])
+def test_case_and_punctuation_of_a_name_do_not_matter(name):
+    backbones.check(name)
+    with pytest.raises(UserError, match="unknown"):
+        backbones.check(f"{name}0")
+
+
 def test_a_name_may_have_its_options_with_it():
     narrow = backbones.resolve("MobileNetV2(alpha=0.35)", 32).model
     assert (

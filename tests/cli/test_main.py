@@ -58,12 +58,15 @@ def test_without_tensorflow_a_command_ends_in_one_line():
 
 def test_configs_are_listed_by_words_and_a_single_one_is_printed(capsys):
     assert status_of("configs") == 0
-    lines = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    assert not output.err
+    lines = output.out.splitlines()
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.flags")}
     assert {line.split()[0] for line in lines} == files
     assert status_of("configs", "sop_rankmi") == 0
     assert (ROOT / "configs" / "sop_rankmi.flags").read_text() in capsys.readouterr().out
     assert status_of("configs", "nosuch") == 2
+    assert "no flag file has nosuch in its name" in capsys.readouterr().err
 
 
 def test_docs_serves_its_pages_and_says_where_there_are_none(monkeypatch, tmp_path, capsys):

@@ -12,6 +12,7 @@ from tests.support.mathematics import (
     random_batch,
 )
 from tfdml import losses, models, objectives
+from tfdml.errors import UserError
 from tfdml.mining import shares_a_label
 from tfdml.objectives import MatryoshkaProxyLoss, ProxyLoss
 from tfdml.objectives.terms import build_objectives, check_objectives
@@ -158,6 +159,28 @@ def test_a_learner_refuses_labels_without_a_proxy_before_the_first_step(jit_comp
             for run in (learner.fit, learner.evaluate):
                 with pytest.raises(ValueError, match=ADVICE):
                     run(x, wrong, verbose=0)
+
+
+@pytest.mark.parametrize("name", ["MetricLoss", "CrossBatchMemory"])
+def test_labels_may_be_a_column_wherever_an_objective_takes_them(name):
+    labels, x = random_batch(0, 6, 3)
+    objective = MAKE[name]()
+    representations = {"embedding": keras.ops.array(x)}
+    objective.build_from({"embedding": tuple(np.shape(x))})
+    column = np.reshape(labels, (-1, 1))
+    value = objective.term(representations, keras.ops.array(labels)).value
+    assert_close(objective.term(representations, keras.ops.array(column)).value, value)
+    with pytest.raises(UserError, match="takes one label for each image"):
+        objective.term(representations, keras.ops.array(np.repeat(column, 2, axis=1)))
+
+
+def test_a_loss_of_images_alone_learns_from_no_pairs():
+    assert set(objectives.MetricLoss(losses.ContrastiveLoss()).learns_from) == {
+        "positive",
+        "negative",
+    }
+    per_image = keras.losses.MeanSquaredError()
+    assert objectives.MetricLoss(per_image).learns_from == ()
 
 
 def as_dataset(*arrays):

@@ -214,6 +214,7 @@ def test_no_text_made_of_an_address_holds_its_password():
     assert (address.parts.hostname, address.parts.port, address.path) == ("::1", 5433, "/my shop")
     assert address.table == "cars"
     assert str(address) == "pgvector://[::1]:5433/my%20shop?table=cars&distance=cosine"
+    assert "s3cr" not in repr(address)
     for uri in (
         f"pgvector://me:{SECRET}@host/shop",
         f"pgvector://me:{QUOTED}@host:port/shop",

@@ -16,11 +16,31 @@ from tfdml.losses import AMSoftmaxLoss, ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
 from tfdml.objectives import MetricLoss, Objective, ProxyLoss
 from tfdml.training import Experiment, RunFolder, build, checkpoints
-from tfdml.training.build import adapt, build_components, start_from
+from tfdml.training.build import adapt, build_components, check_selection, start_from
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
 from tfdml.training.settings import DataSettings
 from tfdml.training.workers import Processes
+
+
+def test_an_epoch_is_not_selected_by_what_the_images_cannot_measure():
+    everything = dataclasses.replace(runs.SPLITS, validation=runs.SPLITS.test)
+    check_selection("validation", "map@r", everything)
+    check_selection("last", "map@r", runs.SPLITS)
+    # Of each class one image, with a text.
+    classes = np.unique(everything.test.labels, return_index=True)[1]
+    single = everything.test.take(classes)
+    captioned = dataclasses.replace(everything, validation=single, views={"validation": None})
+    with pytest.raises(UserError, match="no two images are of one class"):
+        check_selection("validation", "map@r", captioned)
+    check_selection("validation", "text_to_image/map", captioned)
+    one_class = everything.test.take(
+        np.flatnonzero(everything.test.labels == everything.test.labels[0])
+    )
+    with pytest.raises(UserError, match="one held-out class selects nothing"):
+        check_selection(
+            "validation", "map@r", dataclasses.replace(everything, validation=one_class)
+        )
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,26 @@ def test_an_alarm_is_raised_when_it_begins(tmp_path, monkeypatch):
     assert [alarm["step"] for alarm in resumed.alarms] == [2]
 
 
+def test_a_batch_that_does_not_fit_the_memory_ends_the_watch_and_not_the_run(tmp_path):
+    def probe(images, labels):
+        raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+
+    watcher = Watcher(
+        types.SimpleNamespace(
+            experiment=runs.experiment(tmp_path, watch_every=3),
+            learner=types.SimpleNamespace(steps_per_execution=2),
+            folder=RunFolder(tmp_path),
+        )
+    )
+    watcher._stream = iter([(np.zeros((4, 1)), np.arange(4))])
+    watcher._probe = probe
+    # Whole executions of two steps.
+    assert [step for step in range(10) if watcher.is_due(step)] == [4, 8]
+    watcher.look(4, tf.summary.create_noop_writer())
+    assert not watcher.is_due(8)
+    assert not watcher.samples
+
+
 CASES = {
     "proxies": {"objectives": "am_softmax + jrs", "dropout": 0.5},
     "memory": {"objectives": "xbm(loss=contrastive, size=32)"},
