@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
+from tfdml.errors import UserError
 from tfdml.evaluation import Calibration, accepted_rates, calibrate, identification_rates
 
 Classes = tuple[np.ndarray, np.ndarray]
@@ -74,9 +76,10 @@ def outcomes(first: Classes, second: Classes) -> Iterator[tuple[str, Calibration
     """Yield what is calibrated, the calibration, and the rates of the other classes."""
     by_far = calibrate(*first, far=0.01)
     yield "pairs, far=0.01", by_far, pair_rates(by_far, second, None)
-    by_precision = calibrate(*first, precision=0.8, prior=PRIOR)
-    name = f"pairs, precision=0.8, prior={PRIOR}"
-    yield name, by_precision, pair_rates(by_precision, second, PRIOR)
+    with contextlib.suppress(UserError):  # images too much alike for it
+        by_precision = calibrate(*first, precision=0.8, prior=PRIOR)
+        name = f"pairs, precision=0.8, prior={PRIOR}"
+        yield name, by_precision, pair_rates(by_precision, second, PRIOR)
     among = calibrate(*first, fpir=0.05)
     measured = identification_rates(*second, among.threshold)
     yield "searches without the own class, fpir=0.05", among, _means(measured)
@@ -90,15 +93,17 @@ def _means(rates: dict) -> dict[str, float]:
     return {name: rate.mean for name, rate in rates.items()}
 
 
-def coverage(draw: Callable[[np.random.Generator], list[Classes]], splits: int) -> dict:
-    """Return by calibration and rate the share of splits whose interval holds the other rate."""
+def coverage(draw: Callable[[np.random.Generator], list[Classes]], splits: int) -> list[dict]:
+    """Return by calibration and rate the share of splits whose interval holds the other rate, and
+    how many splits have that calibration."""
     hits: dict[str, list[bool]] = collections.defaultdict(list)
     for seed in range(splits):
         for name, calibration, measured in outcomes(*draw(np.random.default_rng(seed))):
             for rate, value in measured.items():
                 interval = calibration.rates[rate]
                 hits[f"{name}: {rate}"].append(interval.low <= value <= interval.high)
-    return {name: float(np.mean(held)) for name, held in hits.items()}
+    shares = {name: float(np.mean(held)) for name, held in hits.items()}
+    return [shares, {name: len(held) for name, held in hits.items()}]
 
 
 def main() -> None:
@@ -111,11 +116,11 @@ def main() -> None:
     if flags.embeddings:
         with np.load(flags.embeddings) as file:
             vectors, labels = file["embeddings"], file["labels"]
-        found = coverage(lambda rng: halves(rng, vectors, labels), flags.splits)
+        found, counts = coverage(lambda rng: halves(rng, vectors, labels), flags.splits)
     else:
-        found = coverage(lambda rng: [made_classes(rng), made_classes(rng)], flags.splits)
+        found, counts = coverage(lambda rng: [made_classes(rng), made_classes(rng)], flags.splits)
     for name, share in found.items():
-        print(f"{name:<52}{share:6.3f}")
+        print(f"{name:<52}{share:6.3f}  of {counts[name]}")
     if flags.json:
         Path(flags.json).write_text(json.dumps(found, indent=1))
 

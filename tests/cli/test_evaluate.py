@@ -16,7 +16,7 @@ from tfdml.evaluation import (
     evaluate_retrieval,
     verification,
 )
-from tfdml.retrieval import fit_whitening
+from tfdml.retrieval import fit_whitening, open_gallery
 
 # Ranks of all but equal distances may swap between two graphs.
 BETWEEN_GRAPHS = 5e-3
@@ -263,6 +263,89 @@ def test_classes_that_are_numbers_are_not_those_of_another_file(commands, tmp_pa
     status, text, errors = commands.run("search", *search)
     assert (status, "nothing is counted; store names" in text) == (0, True), errors
     assert "Recall" not in text
+
+
+@pytest.fixture
+def catalog(tmp_path):
+    """Embeddings of a gallery, in a file and in a database, of known queries and of strangers, and
+    the flags that calibrate with them."""
+    rng = np.random.default_rng(3)
+    labels = np.repeat(np.arange(60), 20)
+    points = (rng.normal(size=(60, 8))[labels] + 0.6 * rng.normal(size=(1200, 8))).astype("float32")
+    names = np.array([f"class {label:02}" for label in labels])
+    part = np.arange(1200) % 4
+    rows = {
+        "gallery": (labels < 30) & (part < 2),
+        "known": (labels < 30) & (part == 2),
+        "strangers": (labels >= 30) & (labels < 45),
+        "week": ((labels < 30) & (part == 3)) | (labels >= 45),
+    }
+    for side, chosen in rows.items():
+        np.savez(tmp_path / f"{side}.npz", embeddings=points[chosen], labels=names[chosen])
+    uri = f"lancedb://{tmp_path / 'db'}?table=catalog"
+    with open_gallery(uri) as gallery:
+        ids = np.flatnonzero(rows["gallery"]).astype(str).tolist()
+        classes = names[rows["gallery"]].tolist()
+        gallery.add(ids, points[rows["gallery"]], {"class": classes})
+    flags = [f"--{side}={tmp_path / side}.npz" for side in ("known", "strangers")]
+    return uri, ["--task=classification", "--target=fpir=0.05", *flags]
+
+
+def test_a_database_is_a_gallery_as_its_file(catalog, commands, tmp_path):
+    uri, flags = catalog
+    results = []
+    for gallery in (uri, f"{tmp_path / 'gallery.npz'}"):
+        target = f"--json={tmp_path / 't.json'}"
+        status, _, errors = commands.run("evaluate", *flags, f"--gallery={gallery}", target)
+        assert status == 0, errors
+        results.append(json.loads((tmp_path / "t.json").read_text())["calibration"])
+    assert results[0]["threshold"] == results[1]["threshold"]
+    assert results[0]["rates"] == results[1]["rates"]
+    for changed, message in (
+        ("--distance=cosine", "is euclidean"),
+        (f"--gallery=lancedb://{tmp_path / 'db'}?table=none", "is empty"),
+        (f"--strangers={uri}", "is a database"),
+    ):
+        command = ("evaluate", *flags, f"--gallery={uri}", changed)
+        status, _, errors = commands.run(*command)
+        assert (status, message in errors) == (2, True), (changed, errors)
+
+
+def test_a_week_is_watched(catalog, commands, tmp_path):
+    uri, flags = catalog
+    baseline = tmp_path / "threshold.json"
+    status, _, errors = commands.run("evaluate", *flags, f"--gallery={uri}", f"--json={baseline}")
+    assert status == 0, errors
+    watch = [f"--watch={baseline}", f"--gallery={uri}", f"--json={tmp_path / 'drift.json'}"]
+    status, said, errors = commands.run("evaluate", *watch, f"--queries={tmp_path / 'week.npz'}")
+    assert status == 0, (said, errors)
+    assert "450 queries" in said
+    names = ("refused, so unknown", "further from the gallery", "classes that queries find")
+    assert all(name in said for name in names)
+    strangers = (f"--queries={tmp_path / 'strangers.npz'}", "--unknown_share=0.1")
+    status, said, errors = commands.run("evaluate", *watch, *strangers)
+    assert (status, "shifted" in said) == (3, True), (said, errors)
+    result = json.loads((tmp_path / "drift.json").read_text())
+    assert result["has_shifted"]
+    assert [len(row) for row in result["rows"]] == [5, 5, 5]
+
+    pairs = tmp_path / "pairs.json"
+    flags = ["--task=verification", "--target=far=0.05", f"--json={pairs}"]
+    assert commands.run("evaluate", f"--model={tmp_path / 'known.npz'}", *flags)[0] == 0
+    document = json.loads(baseline.read_text())
+    del document["calibration"]["baseline"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    week = f"--queries={tmp_path / 'week.npz'}"
+    for changed, message in (
+        (f"--watch={pairs}", "calibrate with fpir"),
+        (f"--watch={tmp_path / 'old.json'}", "measure it again with tfdml evaluate --target"),
+        (f"--watch={tmp_path / 'drift.json'}", "has no threshold"),
+        (f"--gallery={tmp_path / 'known.npz'}", "of another gallery"),
+        ("--distance=cosine", "--distance"),
+        ("--gallery=", "needs the --gallery"),
+    ):
+        status, _, errors = commands.run("evaluate", *watch, week, changed)
+        assert (status, message in errors) == (2, True), (changed, errors)
 
 
 def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):

@@ -247,6 +247,22 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
     assert values["rates"] == identification_rates(
         embeddings, labels, calibration.threshold, distance="cosine"
     )
+    # By hand: the tenth of the classes of which most, or fewest, are within it.
+    units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    far = 1 - units @ units.T
+    np.fill_diagonal(far, np.inf)
+    same = labels[:, None] == labels
+    nearest = np.where(same, np.inf, far).min(axis=1)
+    hits = {
+        "fpir": nearest <= values["threshold"],
+        "tpir": (far.min(axis=1) <= values["threshold"]) & (far.min(axis=1) < nearest),
+    }
+    for name, hit in hits.items():
+        rates = np.sort([hit[labels == label].mean() for label in np.unique(labels)])
+        number = -(-len(rates) // 10)
+        expected = (rates[-number:] if name == "fpir" else rates[:number]).mean()
+        assert values["worst"][name] == pytest.approx(expected)
+        assert searches.points[0.1][2].keys() == values["worst"].keys()
     assert not values["halved"]
     assert f'threshold {calibration.threshold:.3g}"' in values["histogram"]
 
@@ -262,6 +278,7 @@ def test_without_held_out_classes_half_of_them_calibrate():
     assert values["halved"]
     assert values["threshold"] == calibration.threshold
     assert values["rates"]["precision"] == rates.precision
+    assert values["worst"] == rates.worst
 
 
 def test_the_map_keeps_groups_together_and_is_repeatable():

@@ -259,8 +259,9 @@ class RedactingFormatter(logging.Formatter):
 def run(command: Command, words: Sequence[str]) -> None:
     """Parse the flags, do the command's work, and exit.
 
-    The status is 0; 2 for what the user can mend; 128 and the signal's number where a signal ended
-    the process (130, 143, 129 for SIGINT, SIGTERM, SIGHUP), once what it was writing is cleaned up.
+    The status is 0; 2 for what the user can mend; 3 where watched queries have
+    shifted; 128 and the signal's number where a signal ended the process (130, 143, 129 for SIGINT,
+    SIGTERM, SIGHUP), once what it was writing is cleaned up.
 
     Args:
         command: The command.

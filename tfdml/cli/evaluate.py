@@ -36,8 +36,15 @@ trained on.
 
 With --gallery, the threshold is that of this gallery: at most 1 % of the images of --strangers find
 anything, and so many of --known find their class. Each is a folder of class folders, or stored
-embeddings; the gallery may be a retriever, which embeds the others. Name the file that will embed
-queries as --model, as the vectors of a quantized file differ.
+embeddings; the gallery may be a retriever, which embeds the others, or a database. Name the file
+that will embed queries as --model, as the vectors of a quantized file differ.
+
+  tfdml evaluate --watch=threshold.json --gallery=catalog --queries=week \
+      --model=models/cars/1/litert/int8.tflite
+
+With --watch, later queries are compared with those of the threshold: the share that it refuses, how
+far they are from the gallery, and how many of its classes they find. The exit status is 3 where one
+of them is outside its interval. All are within it in 95 % of weeks without a change.
 
 With a model of images and texts, --task=retrieval measures texts that search the images and images
 that search the texts, verification pairs of an image and a text, and classification images by
@@ -50,145 +57,30 @@ With --compare, the others are compared with the first run query by query, with 
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from tfdml.cli.command_line import Command, Flags, load_tensorflow
-from tfdml.cli.model_flags import (
-    DataChoice,
-    DataFlags,
-    data_choice,
-    kind_of_gallery,
-    load_source,
-    trained_classes,
-    trained_names,
-)
+from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.evaluation.flags import EvaluateFlags
+from tfdml.cli.evaluation.galleries import calibrate_gallery, watch_queries
+from tfdml.cli.evaluation.splits import Split
 from tfdml.errors import UserError
-from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_writable, write_json
-from tfdml.options import changed, condition, fields_of, flag_text, option
-from tfdml.registry import DISTANCES, PER_CLASS
+from tfdml.options import fields_of, flag_text
 from tfdml.run_folder import FLAGS_FILE
 from tfdml.training import Experiment
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tfdml.data.dataset import ImageDataset
-    from tfdml.embeddings.backends import EmbeddingBackend
-    from tfdml.embeddings.files import StoredEmbeddings
-
-_ALONE = "no compare"
-_IMAGES = "dataset or features or embeds"
-_MEASURED = f"{_ALONE} and task=retrieval"
-_TASKS = ("retrieval", "verification", "classification")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(DataFlags):
-    """What is measured, and how."""
-
-    title: ClassVar[str] = "What is measured, and how"
-
-    batch_size: int = changed(DataFlags, "batch_size", requires="embeds")
-    truncate_dim: int = changed(DataFlags, "truncate_dim", requires="embeds")
-    features: str = changed(DataFlags, "features", requires="has_head")
-    data_dir: str = changed(DataFlags, "data_dir", requires=_IMAGES)
-    dataset_options: Arguments = changed(DataFlags, "dataset_options", requires=_IMAGES)
-    bad_images: str = changed(DataFlags, "bad_images", requires=_IMAGES)
-    split: str = option(
-        "test", words=("test", "train"), requires=_ALONE, help="Which classes to measure on."
-    )
-    metrics: tuple[str, ...] = option(
-        (),
-        requires=_MEASURED,
-        help="Which metrics, see above. Large sets are quicker without nmi, ami and f1.",
-    )
-    ks: tuple[int, ...] = option(
-        (),
-        at_least=1,
-        requires=_MEASURED,
-        help="The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit "
-        "the images.",
-    )
-    distance: str = option("euclidean", words=DISTANCES, requires=_ALONE, help="What near means.")
-    intervals: str = option(
-        "none",
-        words=("none", "classes", "queries"),
-        requires=_MEASURED,
-        help="95 % intervals, by bootstrap over classes or queries.",
-    )
-    task: str = option(
-        "retrieval", words=_TASKS, requires=_ALONE, help="What the embeddings are for."
-    )
-    target: str = option(
-        "",
-        requires="task=verification|classification and split=test",
-        help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
-        "with classification.",
-    )
-    gallery: str = option(
-        "",
-        requires="task=classification and target",
-        help="What is searched, in place of a split: images, stored embeddings or a retriever.",
-    )
-    known: str = option(
-        "", requires="gallery", help="Further images of the gallery's classes, or embeddings."
-    )
-    strangers: str = option(
-        "", requires="gallery", help="Images of none of the gallery's classes, or embeddings."
-    )
-    neighbors: int = option(
-        5, at_least=1, requires="task=classification", help="How many images vote."
-    )
-    per_class: str = option(
-        "nearest",
-        words=PER_CLASS,
-        requires="task=classification",
-        help="What stands for a class: each image, their mean, or several means.",
-    )
-    templates: tuple[str, ...] = option(
-        ("{}",),
-        requires="task=classification",
-        help="Texts with {} in the place of a class's name, for a model of images and texts.",
-    )
-    generalization: bool = option(
-        False,
-        requires=_MEASURED,
-        help="Also compare the embeddings of the training classes with these.",
-    )
-    json: str = option("", help="File to write the metrics to, as fractions.")
-    report: str = option(
-        "",
-        requires=f"{_ALONE} and task=retrieval|verification",
-        help="File to write an HTML page to.",
-    )
-    compare: tuple[str, ...] = option(
-        (),
-        paths=True,
-        help="In place of --model: finished runs, compared with the first of them.",
-    )
-
-    @condition("a model as --model")
-    def embeds(self) -> bool:
-        """Whether images are embedded."""
-        from tfdml.embeddings.files import holds_embeddings
-
-        return not self.compare and not holds_embeddings(self.model)
-
-    @condition("a head as --model")
-    def has_head(self) -> bool:
-        """Whether the model may be a head."""
-        from tfdml.embeddings.files import holds_embeddings
-
-        return not holds_embeddings(self.model)
+#: The exit status where watched queries have shifted.
+SHIFTED = 3
 
 
 def evaluate(flags: EvaluateFlags) -> None:
@@ -197,7 +89,9 @@ def evaluate(flags: EvaluateFlags) -> None:
 
     if bool(flags.model) == bool(flags.compare) and not flags.gallery:
         raise UserError("is missing, or --compare in its place", model=...)
-    if bool(flags.gallery) != bool(flags.strangers):
+    if flags.watch and not (flags.gallery and flags.queries):
+        raise UserError("--watch needs the --gallery of its threshold, and --queries")
+    if not flags.watch and bool(flags.gallery) != bool(flags.strangers):
         raise UserError("--gallery and --strangers go together: FPIR is the rate of strangers")
     if is_database(flags.model):
         raise UserError(
@@ -207,16 +101,21 @@ def evaluate(flags: EvaluateFlags) -> None:
     for name in ("json", "report"):
         if path := getattr(flags, name):
             require_writable(path, name)
-    if flags.compare:
+    drift = None
+    if flags.watch:
+        drift, result = watch_queries(flags)
+    elif flags.compare:
         result = _compared(flags.compare)
     elif flags.gallery:
-        result = _calibrated(flags)
+        result = calibrate_gallery(flags)
     else:
         result = _measured(flags)
     if flags.json:
         write_json(flags.json, result)
     for path in filter(None, (flags.json, flags.report)):
         print(f"written: {printable(path)}")
+    if drift is not None and drift.has_shifted:
+        sys.exit(SHIFTED)
 
 
 def _compared(folders: Sequence[str]) -> dict[str, Any]:
@@ -257,268 +156,6 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
     return {"first": folders[0], "differences": differences}
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """Images or stored embeddings, by the names of their classes.
-
-    Args:
-        embeddings: (N, d).
-        classes: (N,) names.
-        model: The fingerprint of what embedded them; empty where it is not known.
-        classes_are_numbers: Whether the classes have no names.
-    """
-
-    embeddings: np.ndarray
-    classes: np.ndarray
-    model: str
-    classes_are_numbers: bool = False
-
-    @classmethod
-    def read(cls, name: str, flags: EvaluateFlags, source: Callable[[], EmbeddingBackend]) -> _Side:
-        """Read what a flag names, and print what it is.
-
-        Args:
-            name: The flag.
-            flags: The flags.
-            source: Loads what embeds images.
-
-        Raises:
-            UserError: It is a database, it has no classes, or an image is bad.
-        """
-        from tfdml.embeddings.files import class_of_each
-
-        path = os.path.expanduser(getattr(flags, name))
-        kind = kind_of_gallery(path)
-        if kind == "embeddings" or (kind == "retriever" and name == "gallery"):
-            if kind == "retriever":
-                load_tensorflow()
-            side = cls._of_gallery(path)
-            if not any(side.classes):
-                raise UserError("has no classes: add the class of each embedding", **{name: path})
-        elif kind == "images":
-            images = DataChoice("folder", path, {}, flags.bad_images).load("all")
-            classes = class_of_each(images.labels, images.class_names)
-            vectors = source().embed(images, flags.batch_size)
-            side = cls(vectors, classes, source().fingerprint())
-        else:
-            raise UserError(
-                f"is a {kind}: name the images or the embeddings that it was made from",
-                **{name: getattr(flags, name)},
-            )
-        count = f"{len(side.classes):,} images of {len(set(side.classes)):,} classes"
-        print(f"{name} {printable(getattr(flags, name))}: {count}")
-        return side
-
-    @classmethod
-    def _of_gallery(cls, path: str) -> _Side:
-        import numpy as np
-
-        from tfdml.retrieval import open_gallery
-
-        with open_gallery(path) as gallery:
-            rows = gallery.rows(len(gallery))
-            about = gallery.about
-            model = about.model if about else ""
-            are_numbers = bool(about and about.classes_are_numbers)
-            return cls(rows.vectors, np.array(rows.columns["class"], object), model, are_numbers)
-
-
-def _calibrated(flags: EvaluateFlags) -> dict[str, Any]:
-    """Print the threshold for searches of a gallery by known queries and strangers, and return it
-    for JSON."""
-    import numpy as np
-
-    from tfdml import evaluation
-    from tfdml.embeddings.backends import load_backend
-
-    target = evaluation.target_of(flags.target, kinds=("fpir",))
-
-    @functools.cache
-    def source() -> EmbeddingBackend:
-        if flags.model:
-            return load_source(flags)
-        if kind_of_gallery(flags.gallery) != "retriever":
-            raise UserError("is missing: it embeds the images", model=...)
-        return load_backend(os.path.expanduser(flags.gallery))
-
-    names = ["gallery", "strangers"] + (["known"] if flags.known else [])
-    sides = {name: _Side.read(name, flags, source) for name in names}
-    gallery = sides.pop("gallery")
-    for name, side in sides.items():
-        _check_against_gallery(gallery, side, name)
-    shared = np.intersect1d(sides["strangers"].classes, gallery.classes)
-    if len(shared):
-        raise UserError(
-            f"{len(shared):,} of its classes are in the gallery, such as {shared[0]}: name images "
-            "of other classes",
-            strangers=flags.strangers,
-        )
-    _report_trained(flags.model, sides)
-    queries = np.concatenate([side.embeddings for side in sides.values()])
-    labels = np.concatenate([side.classes for side in sides.values()])
-    is_stranger = np.zeros(len(labels), bool)
-    is_stranger[: len(sides["strangers"].classes)] = True
-    calibration = evaluation.calibrate(
-        queries,
-        labels,
-        gallery=gallery.embeddings,
-        gallery_labels=gallery.classes,
-        unknown=is_stranger,
-        distance=flags.distance,
-        per_class=flags.per_class,
-        **target,
-    )
-    model = gallery.model or sides["strangers"].model
-    calibration = calibration.measured_on(gallery=flags.gallery, model=model)
-    print(calibration)
-    return {
-        "task": flags.task,
-        **{name: getattr(flags, name) for name in ("model", "gallery", "known", "strangers")},
-        "distance": flags.distance,
-        "calibration": calibration.to_dict(),
-    }
-
-
-def _check_against_gallery(gallery: _Side, side: _Side, name: str) -> None:
-    """Refuse queries of another model, or with numbers of classes that the gallery has too: nobody
-    knows whether they are the same classes."""
-    from tfdml.embeddings.files import check_same_model
-
-    check_same_model(gallery.model, side.model, f"--gallery and --{name}")
-    if gallery.classes_are_numbers or side.classes_are_numbers:
-        shared = sorted(set(gallery.classes).intersection(side.classes))
-        if shared:
-            raise UserError(
-                f"its classes or those of the gallery are numbers, such as {shared[0]}, which mean "
-                "something in one file alone: store names of classes",
-                **{name: ...},
-            )
-
-
-def _report_trained(model: str, sides: Mapping[str, _Side]) -> None:
-    """Print which queries have the names of classes that an exported model was trained on.
-
-    Raises:
-        UserError: Strangers have.
-    """
-    trained = trained_names(model)
-    for name, side in sides.items():
-        shared = sorted(trained.intersection(side.classes))
-        if not shared:
-            continue
-        text = f"{len(shared):,} of the classes were trained on by name, such as {shared[0]}"
-        if name == "strangers":
-            raise UserError(f"{text}: the rate would come out too good", strangers=...)
-        print(f"{name}: {text}: tpir may come out too good")
-
-
-class _Split:
-    """A split of a data set, with its embeddings.
-
-    Args:
-        flags: The flags.
-
-    Attributes:
-        images: The images; or embeddings that have the labels, roles and groups.
-        selection: The data set, from which other splits are read; None where only embeddings are
-            there.
-        stored: The stored embeddings, of all splits; None for a model.
-        items: Of a model of images and texts: both, each once; None for images alone.
-        name: The data set, or where the embeddings are.
-
-    Raises:
-        UserError: The flags do not go together, or the embeddings with the data set.
-    """
-
-    def __init__(self, flags: EvaluateFlags):
-        from tfdml.embeddings.files import holds_embeddings, read_embeddings
-        from tfdml.evaluation.views import ViewItems
-
-        self.flags, self.items = flags, None
-        self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
-        if self.stored and flags.report and not flags.dataset:
-            raise UserError(
-                "--report shows images: name their --dataset and --data_dir next to the embeddings"
-            )
-        self.selection = data_choice(flags) if flags.dataset or self.stored is None else None
-        self.images: Any = self.selection.load(flags.split) if self.selection else None
-        self.name = self.selection.name if self.selection else Path(flags.model).name
-        if self.stored is not None:
-            part = self.part = self.stored.split(flags.split)
-            if self.images is not None:
-                _check_same_images(part, self.images)
-            elif part.labels is None:
-                raise UserError(
-                    f"{flags.model} has no labels: add the class of each embedding, or name a "
-                    "--dataset"
-                )
-            self.images = part if self.images is None else self.images
-            self.name = part.manifest.get("dataset", {}).get("name") or self.name
-        elif self.images is not None and self.source.embeds_texts:
-            self.items = ViewItems.of(self.images)
-            self.images = self.images.take(self.items.rows)
-            for flag in ("generalization", "report"):
-                if getattr(flags, flag):
-                    raise UserError(
-                        f"--{flag} measures images alone, and {flags.model} is a model of images "
-                        "and texts"
-                    )
-
-    @functools.cached_property
-    def source(self) -> EmbeddingBackend:
-        """The model."""
-        return load_source(self.flags)
-
-    @property
-    def model(self) -> str:
-        """The fingerprint of the model; empty where it is not known."""
-        return self.source.fingerprint() if self.stored is None else self.stored.model
-
-    def trained_classes(self) -> int:
-        """Return how many of the classes the model was trained on, as far as its run, its card or
-        the stored embeddings tell."""
-        if self.flags.split == "train":
-            return 0
-        labels = self.images.labels
-        names = {self.images.class_names.get(label, str(label)) for label in set(labels.tolist())}
-        if self.stored is not None:
-            return len(names.intersection(self.stored.manifest.get("trained_on", ())))
-        assert self.selection is not None  # there are no stored embeddings
-        return len(trained_classes(self.flags.model, self.selection, names))
-
-    @functools.cached_property
-    def embeddings(self) -> np.ndarray:
-        """(N, d) those of the images."""
-        if self.stored is not None:
-            return self.part.embeddings
-        return self.source.embed(self.images, self.flags.batch_size)
-
-    @functools.cached_property
-    def texts(self) -> np.ndarray:
-        """(M, d) those of the texts."""
-        assert self.items is not None
-        return self.source.embed_texts(self.items.texts)
-
-
-def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
-    """Refuse embeddings of another number of images or, as far as labels show it, of others."""
-    import numpy as np
-
-    what = f"{dataset.name} ({dataset.split})"
-    if len(part) != len(dataset):
-        raise UserError(
-            f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images"
-        )
-    # An .npz may number its classes in its own way: the same images must belong together.
-    labels = dataset.labels if part.labels is None else part.labels
-    pairs = np.unique(np.stack([labels, dataset.labels]), axis=1).shape[1]
-    if not pairs == len(np.unique(labels)) == len(np.unique(dataset.labels)):
-        raise UserError(
-            f"{part.source} holds embeddings of other classes than {what}, or of its images in "
-            "other order"
-        )
-
-
 def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
     import numpy as np
@@ -532,7 +169,7 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         target = evaluation.target_of(
             flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1]
         )
-    split = _Split(flags)
+    split = Split(flags)
     part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
     size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
     size += f", {len(split.items.texts):,} texts" if split.items else ""
@@ -582,7 +219,7 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
 _Measures = tuple[dict[str, Any], dict[str, Any]]
 
 
-def _retrieval(split: _Split) -> _Measures:
+def _retrieval(split: Split) -> _Measures:
     from tfdml import evaluation
     from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
     from tfdml.evaluation.relevance import images_to_search
@@ -641,7 +278,7 @@ def _retrieval(split: _Split) -> _Measures:
     return result, {}
 
 
-def _of_training_classes(split: _Split) -> tuple[Any, Any]:
+def _of_training_classes(split: Split) -> tuple[Any, Any]:
     """Return embeddings and labels of the classes that the model was trained on; None where there
     are none."""
     if split.stored is not None:
@@ -678,7 +315,7 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     return split_training_classes(train, share, experiment.seed, sampling)[0]
 
 
-def _verification(split: _Split) -> _Measures:
+def _verification(split: Split) -> _Measures:
     import numpy as np
 
     from tfdml import evaluation
@@ -709,7 +346,7 @@ def _verification(split: _Split) -> _Measures:
     return {**measured.to_dict(), "intervals": intervals}, searched
 
 
-def _classification(split: _Split) -> _Measures:
+def _classification(split: Split) -> _Measures:
     """Measure a gallery of every second image of the first half of the classes; the other classes
     are unknown to it."""
     import numpy as np
@@ -750,7 +387,7 @@ def _classification(split: _Split) -> _Measures:
     return result, searched
 
 
-def _zero_shot(split: _Split) -> _Measures:
+def _zero_shot(split: Split) -> _Measures:
     import numpy as np
 
     from tfdml import evaluation

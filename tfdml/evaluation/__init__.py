@@ -10,6 +10,7 @@ from tfdml.evaluation.clustering import clustering_agreement as clustering_agree
 from tfdml.evaluation.clustering import evaluate_clustering as evaluate_clustering
 from tfdml.evaluation.clustering import kmeans as kmeans
 from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
+from tfdml.evaluation.drift import Drift as Drift
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
 from tfdml.evaluation.identification import Basis as Basis

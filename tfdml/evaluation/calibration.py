@@ -12,8 +12,10 @@ import numpy as np
 
 from tfdml.arguments import count_of_share
 from tfdml.errors import REASON, UserError, check_share, user_errors
+from tfdml.evaluation.drift import Baseline, Drift, compare_queries
 from tfdml.evaluation.identification import Basis, Searches, largest_threshold
 from tfdml.evaluation.intervals import Interval, mean_interval
+from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import AllPairs
 from tfdml.retrieval.exact import check_embeddings
 
@@ -170,9 +172,10 @@ def calibrate(
         rates_there = searches.rates(threshold, level, new_classes=True)
         basis, growth = searches.basis(), searches.growth(threshold, level)
         worst = searches.worst(threshold)
-        return Calibration(
+        calibration = Calibration(
             threshold, distance, kind, rate, rates_there, level, basis, worst, growth=growth
         )
+        return dataclasses.replace(calibration, baseline=searches.baseline(threshold))
     if not (gallery is gallery_labels is own_rows is unknown is groups is None):
         raise UserError("go with fpir=", gallery=..., own_rows=..., unknown=..., groups=...)
     if per_class != "nearest":
@@ -380,6 +383,7 @@ class Calibration:
         growth: For `fpir`: sizes of a gallery, and FPIR in one of each, see `fpir_among`.
         moved: Of a file whose vectors differ from those that were measured: the threshold with the
             interval of the difference, see `moved_to`. None: the threshold was measured.
+        baseline: For `fpir`: what the queries found, see `watch`.
 
     Example:
         >>> images, labels = [[0.0], [0.1], [5.0], [5.1]], [3, 3, 8, 8]
@@ -401,6 +405,7 @@ class Calibration:
     prior: float | None = None
     growth: tuple[tuple[int, Interval], ...] = ()
     moved: Interval | None = None
+    baseline: Baseline | None = dataclasses.field(default=None, repr=False)
 
     @property
     def target(self) -> str:
@@ -513,6 +518,84 @@ class Calibration:
             )
         return self
 
+    def watch(
+        self,
+        embeddings: Any,
+        gallery: Any,
+        gallery_labels: Any,
+        *,
+        groups: Any = None,
+        classes: Any = None,
+        unknown_share: float | None = None,
+        level: float = 0.95,
+    ) -> Drift:
+        """Compare later queries, such as those of a week, with the queries of the calibration.
+
+        A share of unknown queries that is outside its interval has one of two causes: there are
+        more strangers than before, or the images are different ones. Distances and classes found
+        shift with both.
+
+        Args:
+            embeddings: (N, d) the later queries, by the model that was calibrated.
+            gallery: (G, d) the gallery that was calibrated.
+            gallery_labels: (G,) class ids (integers) or names.
+            groups: (G,) as `calibrate`.
+            classes: (N,) classes of the queries, of any kind, whose images are not independent;
+                None: the classes that they find stand for them.
+            unknown_share: The share of strangers that is expected; None: that of the queries of the
+                calibration, or none where it searched for known classes alone.
+            level: The chance that nothing is reported where nothing has changed.
+
+        Returns:
+            A `Drift`, three rows of one table.
+
+        Raises:
+            UserError: The calibration is of pairs, of another gallery, or was moved to the vectors
+                of a file; embeddings or labels that `calibrate` refuses; or as `compare_queries`.
+
+        Example:
+            >>> images, labels = np.arange(40.0)[:, None] // 2, np.arange(40) // 2
+            >>> calibration = tfdml.evaluation.calibrate(images + 0.1, labels, fpir=0.5)
+            >>> calibration.watch(images + 0.1, images + 0.1, labels).has_shifted
+            False
+        """
+        if self.baseline is None:
+            raise UserError(
+                f"{self.target} has no queries of a gallery to compare with: calibrate with "
+                "fpir=0.01, by known queries or strangers"
+            )
+        if self.moved is not None:
+            raise UserError(
+                "the threshold was moved to the vectors of a file, and its queries were not: "
+                "measure it by that file, tfdml evaluate --model=FILE --target=fpir=0.01"
+            )
+        gallery = check_embeddings(gallery, "gallery embeddings")
+        labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
+        codes = np.unique(labels, return_inverse=True)[1]
+        num_classes = int(codes.max()) + 1
+        found = len(gallery), num_classes
+        expected = self.basis.images, self.basis.classes
+        if found != expected or not self.baseline.is_of(gallery):
+            raise UserError(
+                f"the threshold is of another gallery, of {self.basis}, not of one of "
+                f"{found[0]:,} images of {found[1]:,} classes: calibrate in this one"
+            )
+        # All search as strangers, of a class that the gallery does not have.
+        queries = check_embeddings(embeddings)
+        strangers = np.full(len(queries), num_classes)
+        options: dict[str, Any] = {"per_class": self.basis.per_class, "groups": groups}
+        searches = Searches(queries, strangers, gallery, codes, distance=self.distance, **options)
+        return compare_queries(
+            self.baseline,
+            self.threshold,
+            searches.unknown,
+            searches.found,
+            num_classes,
+            clusters=None if classes is None else ids_or_names(classes, len(queries)),
+            unknown_share=unknown_share,
+            level=level,
+        )
+
     def moved_to(self, before: Any, after: Any, labels: Any) -> Calibration:
         """Return the calibration for other vectors of the same images, such as those of a quantized
         file.
@@ -566,6 +649,7 @@ class Calibration:
         plain["rates"] = {name: list(rate) for name, rate in self.rates.items()}
         plain["growth"] = [[images, list(rate)] for images, rate in self.growth]
         plain["moved"] = self.moved and list(self.moved)
+        plain["baseline"] = self.baseline and dataclasses.asdict(self.baseline)
         return plain
 
     @classmethod
@@ -586,10 +670,11 @@ class Calibration:
             (TypeError, ValueError, AttributeError),
             f"{where}: the calibration cannot be used: {REASON}",
         ):
-            if set(values) != names:
+            if others := names.symmetric_difference(values):
+                listed = ", ".join(sorted(others))
                 raise ValueError(
-                    f"a calibration has the values {', '.join(sorted(names))}, not "
-                    f"{', '.join(values)}"
+                    f"it is of another version ({listed}): measure it again with tfdml evaluate "
+                    "--target"
                 )
             arrays = {
                 name: np.asarray(values[name], float)
@@ -602,6 +687,7 @@ class Calibration:
             read["basis"] = Basis(**values["basis"])
             read["growth"] = tuple((int(size), Interval(*rate)) for size, rate in values["growth"])
             read["moved"] = values["moved"] and Interval(*values["moved"])
+            read["baseline"] = values["baseline"] and Baseline.from_dict(values["baseline"])
             return cls(**read)
 
 

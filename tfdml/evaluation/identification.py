@@ -11,7 +11,14 @@ import numpy as np
 
 from tfdml.arguments import count_of_share, number
 from tfdml.errors import UserError, check_share
-from tfdml.evaluation.intervals import Interval, freedom_of, rate_interval, worst_tenth
+from tfdml.evaluation.drift import Baseline, QueryProfile
+from tfdml.evaluation.intervals import (
+    Interval,
+    freedom_of,
+    new_rate_interval,
+    rate_interval,
+    worst_tenth,
+)
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import PairHistogram
 from tfdml.labels import true_or_false
@@ -140,6 +147,7 @@ class Searches:
     Attributes:
         strangers: (S,) rows of the queries that stand for unknown classes.
         unknown: (S,) float32 distance of each to the nearest reference that is not of its class.
+        found: (S,) the class of that reference, a number.
         known: (K,) rows of the queries whose class the gallery has, in another image than the query
             itself.
         nearest: (K,) float32 distance of each to the nearest reference.
@@ -192,18 +200,19 @@ class Searches:
         self._own = codes[len(gallery) :]
         numbers = group_numbers(groups, len(gallery))
         self._identities = Identities(gallery, classes, per_class, distance, numbers)
+        self._gallery = gallery
         self._queries = embeddings
         self._own_rows = None if own_rows is None else np.asarray(own_rows)
         sizes = np.bincount(classes, minlength=codes.max() + 1)
         self.num_images = len(gallery)
         self.num_classes = int(np.count_nonzero(sizes))
         self._divide(sizes, unknown, labels)
-        self._nearest_classes, self.unknown = _nearest(self._search_strangers(1))
-        nearest_classes = np.zeros(0, np.int64)
+        self.found, self.unknown = _nearest(self._search_strangers(1))
+        self._found_by_known = np.zeros(0, np.int64)
         self.nearest = np.zeros(0, np.float32)
         if len(self.known):
-            nearest_classes, self.nearest = _nearest(self._search(self.known, 1))
-        self.right = nearest_classes == self._own[self.known]
+            self._found_by_known, self.nearest = _nearest(self._search(self.known, 1))
+        self.right = self._found_by_known == self._own[self.known]
 
     def _divide(self, sizes: np.ndarray, unknown: Any, labels: np.ndarray) -> None:
         """Tell strangers from known queries, see `Searches`; `sizes` are those of all classes."""
@@ -248,8 +257,8 @@ class Searches:
         from scipy.sparse import coo_array
 
         own, accepted = self._own[self.strangers], self.unknown <= threshold
-        shape = (max(own.max(), self._nearest_classes.max()) + 1,) * 2
-        ends = own[accepted], self._nearest_classes[accepted]
+        shape = (max(own.max(), self.found.max()) + 1,) * 2
+        ends = own[accepted], self.found[accepted]
         counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
         # Two classes that lie near one another are falsely found by the queries of both.
         mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
@@ -302,7 +311,7 @@ class Searches:
             # Of the jackknife, for the choice of the threshold and for the other strangers.
             variance = 2 * (1 - 1 / len(parts)) * float(np.square(parts).sum())
             rate = float(values[0])
-            interval = rate_interval(rate, variance, freedom_of(parts), level, len(parts))
+            interval = new_rate_interval(rate, variance, freedom_of(parts), level, len(parts))
             grown.append((round(times * self.basis().size), interval))
         return tuple(grown)
 
@@ -318,6 +327,24 @@ class Searches:
             of_class = np.bincount(classes, weights=hits)
             worst[name] = worst_tenth(of_class, np.bincount(classes), highest=name == "fpir")
         return worst
+
+    def baseline(self, threshold: float) -> Baseline | None:
+        """Return what the queries found, for `compare_queries`; None where all are strangers of
+        classes of the gallery, which searched it without these."""
+        known = unknown = None
+        most = 1 + int(max(self.found.max(), self._found_by_known.max(initial=0)))
+        found = np.zeros((2, most), np.int64)
+        if len(self.known):
+            known = QueryProfile.of(self.nearest, self._own[self.known], threshold)
+            accepted = self._found_by_known[self.nearest <= threshold]
+            found[0] = np.bincount(accepted, minlength=most)
+        if not self.left_out:
+            unknown = QueryProfile.of(self.unknown, self._own[self.strangers], threshold)
+            accepted = self.found[self.unknown <= threshold]
+            found[1] = np.bincount(accepted, minlength=most)
+        if known is unknown is None:
+            return None
+        return Baseline.of(known, unknown, found, self._gallery)
 
 
 def _chance(counts: np.ndarray, classes: int, part: float) -> np.ndarray:
@@ -362,7 +389,9 @@ def _over_classes(
     parts = np.bincount(numbers, weights=hits - rate) / len(hits)
     groups = len(parts)
     variance = float(np.square(parts).sum()) + mutual
-    variance *= (2 if new_classes else 1) * groups / max(groups - 1, 1)
+    variance *= groups / max(groups - 1, 1)
+    if new_classes:
+        return new_rate_interval(rate, 2 * variance, freedom_of(parts), level, groups)
     return rate_interval(rate, variance, freedom_of(parts), level, groups)
 
 
@@ -428,15 +457,15 @@ class Identification:
     Attributes:
         distance: The distance.
         basis: What was searched, and by what.
-        points: By false positive identification rate that was asked for, the largest threshold and
-            its rates, `fpir` and `tpir`.
+        points: By false positive identification rate that was asked for, the largest threshold, its
+            rates, `fpir` and `tpir`, and these of the worst tenth of the classes.
         curve: Three arrays `fpir`, `tpir` and `threshold` for drawing.
         counts: Known queries (as `positive`) and unknown ones by their distance to what they find.
     """
 
     distance: str
     basis: Basis
-    points: Mapping[float, tuple[float, Mapping[str, Interval]]]
+    points: Mapping[float, tuple[float, Mapping[str, Interval], Mapping[str, float]]]
     curve: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
     counts: PairHistogram = dataclasses.field(repr=False)
 
@@ -492,7 +521,8 @@ def identification(
         if not count_of_share(fpir, len(strangers)):
             continue
         threshold = float(np.nextafter(first_refused(strangers, fpir), np.float32(-np.inf)))
-        points[fpir] = threshold, searches.rates(threshold, level, new_classes=False)
+        rates = searches.rates(threshold, level, new_classes=False)
+        points[fpir] = threshold, rates, searches.worst(threshold)
     accepted = np.searchsorted(strangers, below, side="right")
     right = np.searchsorted(answered, below, side="right")
     curve = {

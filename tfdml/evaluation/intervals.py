@@ -369,3 +369,41 @@ def rate_interval(
     return Interval(
         rate, float(expit(logit(rate) - width)), float(expit(logit(rate) + width)), error
     )
+
+
+def new_rate_interval(
+    rate: float, variance: float, freedom: float, level: float, whole: float
+) -> Interval:
+    """Return a rate with the interval of the rate that as many other groups will have.
+
+    The end towards the middle is that of `rate_interval`. The other groups may well have no case at
+    all, which the scale of log odds never reaches. So the end towards 0, or 1, is on the scale on
+    which the likelihood of a share is nearly normal, the integral of (p (1 - p))^(-2/3) (Anscombe,
+    1964, "Normal likelihood functions").
+
+    Args:
+        rate: From 0 to 1.
+        variance: Of the difference of both rates.
+        freedom: As `rate_interval`.
+        level: The coverage.
+        whole: As `rate_interval`.
+
+    Example:
+        >>> interval = new_rate_interval(0.05, 0.05**2, 29, 0.95, 30)
+        >>> interval.low, round(interval.high, 3)
+        (0.0, 0.308)
+    """
+    interval = rate_interval(rate, variance, freedom, level, whole)
+    if rate in (0.0, 1.0) or freedom <= 0:
+        return interval
+    from scipy.special import beta, betainc, betaincinv
+
+    third = 1 / 3
+    slope = (rate * (1 - rate)) ** (third - 1) / beta(third, third)
+    width = _quantile(level, freedom) * interval.standard_error * slope
+    place = betainc(third, third, rate)
+    if rate <= 0.5:
+        low = betaincinv(third, third, max(place - width, 0.0))
+        return interval._replace(low=float(low))
+    high = betaincinv(third, third, min(place + width, 1.0))
+    return interval._replace(high=float(high))

@@ -299,7 +299,7 @@ def identification_figure(
     """Draw the true positive identification rate by the false one, with the chosen threshold."""
     curve = measured.curve["fpir"], measured.curve["tpir"]
     point = rates["fpir"].mean, rates["tpir"].mean, threshold
-    others = {fpir: at["tpir"] for fpir, (_, at) in measured.points.items()}
+    others = {fpir: at["tpir"] for fpir, (_, at, _) in measured.points.items()}
     return _rates_figure(curve, ("FPIR", "TPIR"), 1 / measured.basis.unknown, point, others)
 
 

@@ -28,7 +28,7 @@ from markupsafe import Markup
 from tfdml.audit import Audit
 from tfdml.errors import UserError
 from tfdml.evaluation.calibration import Calibration, calibrate
-from tfdml.evaluation.identification import identification, identification_rates
+from tfdml.evaluation.identification import Searches, identification
 from tfdml.evaluation.relevance import dataset_protocol
 from tfdml.evaluation.verification import accepted_rates, verification
 from tfdml.io.files import is_remote, printable, write_whole
@@ -316,17 +316,14 @@ def _of_searches(
     points: np.ndarray, labels: np.ndarray, distance: str, threshold: float
 ) -> dict[str, Any]:
     """Return what `thresholds` returns of searches."""
-    searches = identification(points, labels, distance=distance)
-    rates = identification_rates(points, labels, threshold, distance=distance)
-    return {
-        "searches": searches,
-        "threshold": threshold,
-        "rates": rates,
-        "curve": figures.identification_figure(searches, rates, threshold),
-        "histogram": figures.histogram_figure(
-            searches.counts, distance, threshold, figures.QUERIES
-        ),
-    }
+    measured = identification(points, labels, distance=distance)
+    searches = Searches(points, labels, distance=distance)
+    rates = searches.rates(threshold, 0.95, new_classes=False)
+    values: dict[str, Any] = {"searches": measured, "threshold": threshold, "rates": rates}
+    values["worst"] = searches.worst(threshold)
+    values["curve"] = figures.identification_figure(measured, rates, threshold)
+    histogram = figures.histogram_figure(measured.counts, distance, threshold, figures.QUERIES)
+    return values | {"histogram": histogram}
 
 
 def _of_pairs(
@@ -337,14 +334,12 @@ def _of_pairs(
     threshold = measured.eer_threshold if calibration is None else calibration.threshold
     accepted = accepted_rates(points, labels, threshold, distance=distance)
     rates = {name: getattr(accepted, name) for name in ("far", "tar", "precision")}
-    return {
-        "searches": None,
-        "measured": measured,
-        "threshold": threshold,
-        "rates": rates,
-        "curve": figures.roc_figure(measured, accepted),
-        "histogram": figures.histogram_figure(measured.counts, distance, threshold),
-    }
+    values: dict[str, Any] = {"searches": None, "measured": measured, "threshold": threshold}
+    values["rates"] = rates
+    values["worst"] = accepted.worst
+    values["curve"] = figures.roc_figure(measured, accepted)
+    histogram = figures.histogram_figure(measured.counts, distance, threshold)
+    return values | {"histogram": histogram}
 
 
 def drawn_classes(labels: np.ndarray) -> np.ndarray:

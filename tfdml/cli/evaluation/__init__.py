@@ -1,0 +1,1 @@
+"""The parts of `tfdml evaluate`: its flags, what a split measures, and searches of a gallery."""

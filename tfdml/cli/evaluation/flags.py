@@ -1,0 +1,147 @@
+"""The flags of `tfdml evaluate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from tfdml.cli.model_flags import DataFlags
+from tfdml.expressions import Arguments
+from tfdml.options import changed, condition, option
+from tfdml.registry import DISTANCES, PER_CLASS
+
+_ALONE = "no compare and no watch"
+_IMAGES = "dataset or features or embeds"
+_MEASURED = f"{_ALONE} and task=retrieval"
+_TASKS = ("retrieval", "verification", "classification")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluateFlags(DataFlags):
+    """What is measured, and how."""
+
+    title: ClassVar[str] = "What is measured, and how"
+
+    batch_size: int = changed(DataFlags, "batch_size", requires="embeds")
+    truncate_dim: int = changed(DataFlags, "truncate_dim", requires="embeds")
+    features: str = changed(DataFlags, "features", requires="has_head")
+    data_dir: str = changed(DataFlags, "data_dir", requires=_IMAGES)
+    dataset_options: Arguments = changed(DataFlags, "dataset_options", requires=_IMAGES)
+    bad_images: str = changed(DataFlags, "bad_images", requires=_IMAGES)
+    split: str = option(
+        "test", words=("test", "train"), requires=_ALONE, help="Which classes to measure on."
+    )
+    metrics: tuple[str, ...] = option(
+        (),
+        requires=_MEASURED,
+        help="Which metrics, see above. Large sets are quicker without nmi, ami and f1.",
+    )
+    ks: tuple[int, ...] = option(
+        (),
+        at_least=1,
+        requires=_MEASURED,
+        help="The K of Recall@K; by default the benchmark's, or those of 1, 2, 4 and 8 that fit "
+        "the images.",
+    )
+    distance: str = option("euclidean", words=DISTANCES, requires=_ALONE, help="What near means.")
+    intervals: str = option(
+        "none",
+        words=("none", "classes", "queries"),
+        requires=_MEASURED,
+        help="95 % intervals, by bootstrap over classes or queries.",
+    )
+    task: str = option(
+        "retrieval", words=_TASKS, requires=_ALONE, help="What the embeddings are for."
+    )
+    target: str = option(
+        "",
+        requires="task=verification|classification and split=test",
+        help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
+        "with classification.",
+    )
+    gallery: str = option(
+        "",
+        requires="is_searched",
+        help="What is searched, in place of a split: images, stored embeddings, a retriever or the "
+        "address of a database.",
+    )
+    known: str = option(
+        "",
+        requires="gallery and target",
+        help="Further images of the gallery's classes, or embeddings.",
+    )
+    strangers: str = option(
+        "",
+        requires="gallery and target",
+        help="Images of none of the gallery's classes, or embeddings.",
+    )
+    neighbors: int = option(
+        5, at_least=1, requires="task=classification", help="How many images vote."
+    )
+    per_class: str = option(
+        "nearest",
+        words=PER_CLASS,
+        requires="task=classification",
+        help="What stands for a class: each image, their mean, or several means.",
+    )
+    templates: tuple[str, ...] = option(
+        ("{}",),
+        requires="task=classification",
+        help="Texts with {} in the place of a class's name, for a model of images and texts.",
+    )
+    generalization: bool = option(
+        False,
+        requires=_MEASURED,
+        help="Also compare the embeddings of the training classes with these.",
+    )
+    json: str = option("", help="File to write the metrics to, as fractions.")
+    report: str = option(
+        "",
+        requires=f"{_ALONE} and task=retrieval|verification",
+        help="File to write an HTML page to.",
+    )
+    compare: tuple[str, ...] = option(
+        (),
+        paths=True,
+        help="In place of --model: finished runs, compared with the first of them.",
+    )
+    watch: str = option(
+        "",
+        requires="no compare",
+        help="A JSON file with a threshold for searches: compare --queries with those that it was "
+        "measured on.",
+    )
+    queries: tuple[str, ...] = option(
+        (),
+        paths=True,
+        requires="watch",
+        help="Later queries: images, folders or patterns; a list of images, *.csv or *.jsonl; or "
+        "stored embeddings.",
+    )
+    unknown_share: float | None = option(
+        None,
+        at_least=0,
+        at_most=1,
+        requires="watch",
+        help="The share of strangers expected among them; by default that among the queries of the "
+        "threshold.",
+    )
+
+    @condition("--watch, or --task=classification with --target")
+    def is_searched(self) -> bool:
+        """Whether a gallery is searched."""
+        return bool(self.watch) or (self.task == "classification" and bool(self.target))
+
+    @condition("a model as --model")
+    def embeds(self) -> bool:
+        """Whether images are embedded."""
+        from tfdml.embeddings.files import holds_embeddings
+
+        return not self.compare and not holds_embeddings(self.model)
+
+    @condition("a head as --model")
+    def has_head(self) -> bool:
+        """Whether the model may be a head."""
+        from tfdml.embeddings.files import holds_embeddings
+
+        return not holds_embeddings(self.model)
