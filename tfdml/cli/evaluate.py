@@ -87,10 +87,10 @@ def evaluate(flags: EvaluateFlags) -> None:
     """Evaluate as the flags say."""
     from tfdml.retrieval import is_database
 
-    if bool(flags.model) == bool(flags.compare) and not flags.gallery:
-        raise UserError("is missing, or --compare in its place", model=...)
     if flags.watch and not (flags.gallery and flags.queries):
         raise UserError("--watch needs the --gallery of its threshold, and --queries")
+    if bool(flags.model) == bool(flags.compare) and not flags.gallery:
+        raise UserError("is missing, or --compare in its place", model=...)
     if not flags.watch and bool(flags.gallery) != bool(flags.strangers):
         raise UserError("--gallery and --strangers go together: FPIR is the rate of strangers")
     if is_database(flags.model):
