@@ -16,6 +16,8 @@ _QUANTILES = 128
 # Coordinates of the gallery's center that tell it from others.
 _COORDINATES = 8
 _SAME_CENTER = 1e-3
+# Of a share: an interval may have no width, where all queries find the same.
+_ROUNDING = 1e-9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,8 +231,8 @@ class DriftRow:
 
     @property
     def has_shifted(self) -> bool:
-        """Whether it is outside its interval."""
-        return not self.low <= self.now <= self.high
+        """Whether it is outside its interval, by more than rounding."""
+        return not self.low - _ROUNDING <= self.now <= self.high + _ROUNDING
 
     def __str__(self) -> str:
         text = f"  {self.name:<46}{100 * self.baseline:9.2f}{100 * self.now:9.2f}"

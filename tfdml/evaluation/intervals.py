@@ -390,8 +390,8 @@ def new_rate_interval(
 
     Example:
         >>> interval = new_rate_interval(0.05, 0.05**2, 29, 0.95, 30)
-        >>> interval.low, round(interval.high, 3)
-        (0.0, 0.308)
+        >>> round(interval.low, 3), round(interval.high, 3)
+        (0.001, 0.312)
     """
     interval = rate_interval(rate, variance, freedom, level, whole)
     if rate in (0.0, 1.0) or freedom <= 0:
