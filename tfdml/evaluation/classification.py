@@ -312,11 +312,12 @@ def evaluate_classification(
     right = (predictions.closed == labels)[is_known]
     _, classes = np.unique(labels[is_known], return_inverse=True)
     of_class = np.bincount(classes, weights=right) / np.bincount(classes)
+    num_known = int(is_known.sum())
     measures = {
         "accuracy": float(right.mean()),
         "macro_accuracy": float(of_class.mean()),
-        "num_known": int(is_known.sum()),
-        "num_unknown": int((~is_known).sum()),
+        "num_known": num_known,
+        "num_unknown": len(labels) - num_known,
     }
     if classifier.threshold is not None:
         accepted = predictions.distances <= classifier.threshold

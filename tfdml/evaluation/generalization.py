@@ -93,33 +93,35 @@ def evaluate_divergence(
     if not 0 < labeled < 1:
         raise UserError(f"labeled must be a share above 0 and below 1; got {labeled}")
     check_positive(repeats=repeats)
-    pairs = [_checked(seen, seen_labels, "seen"), _checked(unseen, unseen_labels, "unseen")]
-    for (_, labels), name in zip(pairs, ("seen", "unseen"), strict=True):
-        if np.unique(labels, return_counts=True)[1].max() < 2:
-            raise UserError(
-                f"{name} classes: none has two images, one to be labeled and one to be held out"
-            )
-    if pairs[0][0].shape[1] != pairs[1][0].shape[1]:
+    seen, seen_labels = _checked(seen, seen_labels, "seen")
+    unseen, unseen_labels = _checked(unseen, unseen_labels, "unseen")
+    _check_two_of_a_class(seen_labels, "seen")
+    _check_two_of_a_class(unseen_labels, "unseen")
+    if seen.shape[1] != unseen.shape[1]:
         raise UserError(
-            f"seen embeddings have {pairs[0][0].shape[1]} dimensions, unseen {pairs[1][0].shape[1]}"
+            f"seen embeddings have {seen.shape[1]} dimensions, unseen {unseen.shape[1]}"
         )
-    points, labels = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    is_seen = np.arange(len(points)) < len(pairs[0][0])
+    points = np.concatenate([seen, unseen])
+    labels = np.concatenate([seen_labels, unseen_labels])
+    is_seen = np.arange(len(points)) < len(seen)
     # Those of seen classes first; classes of the two sides are different classes.
     classes = np.unique([~is_seen, labels], axis=1, return_inverse=True)[1]
-    errors = []
+    # The size of every split is the same.
+    held_out_seen = held_out_unseen = 0
+    joint_seen, joint_unseen, side_seen, side_unseen = np.zeros((4, repeats))
     for repeat in range(repeats):
         is_labeled = _split(classes, labeled, np.random.default_rng([seed, repeat]))
         gallery, held_out = np.flatnonzero(is_labeled), np.flatnonzero(~is_labeled)
         rows, _ = nearest_neighbors(points[held_out], points[gallery], k=1, distance=distance)
         nearest = gallery[rows[:, 0]]
-        wrong_class, wrong_side = (
-            classes[nearest] != classes[held_out],
-            is_seen[nearest] != is_seen[held_out],
-        )
-        sides = (is_seen[held_out], ~is_seen[held_out])
-        errors.append([wrong[side].mean() for wrong in (wrong_class, wrong_side) for side in sides])
-    joint_seen, joint_unseen, side_seen, side_unseen = np.array(errors).T
+        wrong_class = classes[nearest] != classes[held_out]
+        wrong_side = is_seen[nearest] != is_seen[held_out]
+        of_seen = is_seen[held_out]
+        held_out_seen, held_out_unseen = int(of_seen.sum()), int((~of_seen).sum())
+        joint_seen[repeat] = wrong_class[of_seen].mean()
+        joint_unseen[repeat] = wrong_class[~of_seen].mean()
+        side_seen[repeat] = wrong_side[of_seen].mean()
+        side_unseen[repeat] = wrong_side[~of_seen].mean()
     domain_error = (side_seen + side_unseen) / 2
     values = {
         "lambda": joint_seen + joint_unseen,
@@ -133,13 +135,17 @@ def evaluate_divergence(
         if repeats > 1:
             interval = student_interval(per_split)
             result[f"{name}_ci95"] = (interval.high - interval.low) / 2
+    means = {
+        "joint_error_seen": joint_seen,
+        "joint_error_unseen": joint_unseen,
+        "domain_error": domain_error,
+        "proxy_a_distance": 2 - 4 * domain_error,
+    }
+    for name, per_split in means.items():
+        result[name] = float(per_split.mean())
     return result | {
-        "joint_error_seen": float(joint_seen.mean()),
-        "joint_error_unseen": float(joint_unseen.mean()),
-        "domain_error": float(domain_error.mean()),
-        "proxy_a_distance": float(2 - 4 * domain_error.mean()),
-        "held_out_seen": int(sides[0].sum()),
-        "held_out_unseen": int(sides[1].sum()),
+        "held_out_seen": held_out_seen,
+        "held_out_unseen": held_out_unseen,
         "splits": repeats,
     }
 
@@ -217,3 +223,10 @@ def evaluate_generalization(
 def _checked(embeddings: Any, labels: Any, side: str) -> tuple[np.ndarray, np.ndarray]:
     embeddings = check_embeddings(embeddings, f"{side}_embeddings")
     return embeddings, check_labels(labels, len(embeddings), f"{side}_labels")
+
+
+def _check_two_of_a_class(labels: np.ndarray, side: str) -> None:
+    if np.unique(labels, return_counts=True)[1].max() < 2:
+        raise UserError(
+            f"{side} classes: none has two images, one to be labeled and one to be held out"
+        )

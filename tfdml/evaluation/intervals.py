@@ -107,18 +107,17 @@ def confidence_intervals(
     rng = np.random.default_rng(seed)
     means = np.empty((resamples, values.shape[1]))
     for i in range(resamples):
-        times_drawn = np.bincount(
-            rng.integers(len(sizes), size=len(sizes)), minlength=len(sizes)
-        ).astype(np.float64)
+        groups_drawn = rng.integers(len(sizes), size=len(sizes))
+        times_drawn = np.bincount(groups_drawn, minlength=len(sizes)).astype(np.float64)
         means[i] = times_drawn @ sums / (times_drawn @ sizes)
     ends = np.quantile(means, [(1 - level) / 2, (1 + level) / 2], axis=0)
     errors = means.std(axis=0, ddof=1)
-    return {
-        name: Interval(
-            float(values[:, j].mean()), float(ends[0, j]), float(ends[1, j]), float(errors[j])
-        )
-        for j, name in enumerate(per_query)
-    }
+    intervals = {}
+    for j, name in enumerate(per_query):
+        mean = float(values[:, j].mean())
+        low, high = ends[:, j].tolist()
+        intervals[name] = Interval(mean, low, high, float(errors[j]))
+    return intervals
 
 
 def _answered(per_query: Mapping[str, Any], labels: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -199,7 +198,8 @@ def paired_differences(
     if not all(sides):
         raise UserError("a comparison needs at least one run on each side")
     runs = sides[0] + sides[1]
-    metrics = [name for name in runs[0] if all(name in run for run in runs)]
+    common = set(runs[0]).intersection(*runs[1:])
+    metrics = [name for name in runs[0] if name in common]
     if not metrics:
         raise UserError("the runs have no metric in common to compare")
     for name in metrics:
@@ -208,10 +208,10 @@ def paired_differences(
             raise UserError(
                 f"{name} has values of shapes {sorted(shapes)}; compare runs on the same queries"
             )
-    means = [
-        {name: np.mean([run[name] for run in side], axis=0) for name in metrics} for side in sides
-    ]
-    differences = {name: means[0][name] - means[1][name] for name in metrics}
+    differences = {}
+    for name in metrics:
+        first_mean = np.mean([run[name] for run in sides[0]], axis=0)
+        differences[name] = first_mean - np.mean([run[name] for run in sides[1]], axis=0)
     return confidence_intervals(
         differences, labels, over=over, resamples=resamples, level=level, seed=seed
     )

@@ -229,7 +229,9 @@ class Relevance:
                 f"junk must be one boolean per gallery image, {size}; got {junk.dtype} {junk.shape}"
             )
         relevant = _Shared.of_ids(ids[0], ids[-1], junk)
-        matches, most, ignored = relevant.counts(), int(junk.sum()), None
+        matches = relevant.counts()
+        most = int(junk.sum())
+        ignored = None
         if (gallery_not_same is None) != (not_same is None or gallery_labels is None):
             raise UserError(
                 "gallery_not_same goes with gallery_labels and not_same: give all three or not_same"
@@ -238,14 +240,11 @@ class Relevance:
             groups = [check_labels(not_same, len(labels), "not_same")]
             if gallery_labels is not None:
                 groups.append(check_labels(gallery_not_same, size, "gallery_not_same"))
-            of_group = _common_ids(groups)
-            count = max(int(side.max()) for side in of_group) + 1
-            pairs = _common_ids(
-                [own * count + group for own, group in zip(ids, of_group, strict=True)]
-            )
+            pairs = _pairs_of_ids(ids, _common_ids(groups))
             ignored = _Shared.of_ids(pairs[0], pairs[-1], junk)
             counts = ignored.counts()
-            matches, most = matches - counts, most + int(counts.max())
+            matches = matches - counts
+            most += int(counts.max())
         return cls(labels, matches, most, relevant, ignored, np.flatnonzero(junk), size)
 
     @classmethod
@@ -346,10 +345,11 @@ class Relevance:
                     f"class {label} of level {level} lies in {parents.max()} classes of level "
                     f"{level + 1}"
                 )
-        parts = tuple(
-            cls.classes(*(side[:, level] for side in sides)) for level in range(every.shape[1])
-        )
-        return dataclasses.replace(parts[-1], labels=parts[0].labels, _levels=parts)
+        parts = []
+        for level in range(every.shape[1]):
+            columns = [side[:, level] for side in sides]
+            parts.append(cls.classes(*columns))
+        return dataclasses.replace(parts[-1], labels=parts[0].labels, _levels=tuple(parts))
 
     @property
     def by_level(self) -> Mapping[str, Relevance]:
@@ -412,6 +412,13 @@ def _common_ids(sides: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the ids of all sides as places in their sorted union."""
     places = np.unique(np.concatenate(sides), return_inverse=True)[1]
     return np.split(places, [len(sides[0])][: len(sides) - 1])
+
+
+def _pairs_of_ids(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return an id for each pair of two ids, of one side and of another, if there is one."""
+    count = max(int(ids.max()) for ids in second) + 1
+    pairs = zip(first, second, strict=True)
+    return _common_ids([ids * count + others for ids, others in pairs])
 
 
 def _columns(labels: Any, what: str) -> np.ndarray:
@@ -582,20 +589,26 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
     protocol: dict[str, Any] = {"embeddings": embeddings, **labels}
     if gallery is not None:
         embeddings = check_embeddings(embeddings)
-        protocol |= {"embeddings": embeddings[queries], "gallery": embeddings[gallery]}
+        protocol["embeddings"] = embeddings[queries]
+        protocol["gallery"] = embeddings[gallery]
     if groups is not None:
         protocol["relevance"] = Relevance.classes(**labels, **by_side(groups, "not_same"))
     if sets is not None:
         protocol["relevance"] = Relevance.sets(*(sets[rows] for rows in sides))
     if benchmark is not None and benchmark.lists is not None:
-        row_of = {int(image): row for row, image in enumerate(benchmark.ids[sides[-1]])}
-        protocol["relevance"] = Relevance.lists(
-            *(
-                [
-                    [row_of[int(i)] for i in lists.get(int(query), ()) if int(i) in row_of]
-                    for query in benchmark.ids[queries]
-                ]
-                for lists in benchmark.lists
-            )
-        )
+        query_ids, gallery_ids = benchmark.ids[queries], benchmark.ids[sides[-1]]
+        rows = [_listed_rows(lists, query_ids, gallery_ids) for lists in benchmark.lists]
+        protocol["relevance"] = Relevance.lists(*rows)
     return protocol
+
+
+def _listed_rows(
+    lists: Mapping[int, Sequence[int]], query_ids: np.ndarray, gallery_ids: np.ndarray
+) -> list[list[int]]:
+    """Return of each query the rows of the gallery whose ids are in its list."""
+    row_of = {int(image): row for row, image in enumerate(gallery_ids)}
+    listed = []
+    for query in query_ids.tolist():
+        ids = [int(image) for image in lists.get(int(query), ())]
+        listed.append([row_of[image] for image in ids if image in row_of])
+    return listed

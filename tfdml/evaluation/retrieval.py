@@ -142,9 +142,9 @@ def evaluate_retrieval(
         check_choice("intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     names = metric_names(DEFAULT_METRICS if metrics is None else metrics, ks, task.available)
-    needing = {
-        need: [name for name in names if find_metric(name)[0].needs == need] for need in NEEDS
-    }
+    needing: dict[str, list[str]] = {need: [] for need in NEEDS}
+    for name in names:
+        needing[find_metric(name)[0].needs].append(name)
     if task.labels is None:
         if metrics is not None and needing["clusters"]:
             raise UserError(
@@ -156,7 +156,7 @@ def evaluate_retrieval(
                 "this relevance has no classes to resample: give labels, or intervals over queries"
             )
         needing["clusters"] = []
-    by_query = [name for name in names if any(name in needing[need] for need in PER_QUERY)]
+    by_query = [name for name in names if find_metric(name)[0].needs in PER_QUERY]
     if intervals is not None and not by_query:
         raise UserError(f"{names[0]} has no value per query to resample: leave out the intervals")
 
@@ -165,12 +165,10 @@ def evaluate_retrieval(
     levels = task.by_level
     columns = values_per_query(task, by_query, distance, memory_budget) if by_query else {}
     for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
-        of_level = {
-            name: columns[name] for name in (name + end for name in by_query) if name in columns
-        }
-        result |= {
-            name: float(column[level.answerable].mean()) for name, column in of_level.items()
-        }
+        ends = [name + end for name in by_query]
+        of_level = {name: columns[name] for name in ends if name in columns}
+        for name, column in of_level.items():
+            result[name] = float(column[level.answerable].mean())
         if intervals is not None and of_level:
             classes = np.arange(len(task.queries)) if level.labels is None else level.labels
             interval_of |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
@@ -180,12 +178,12 @@ def evaluate_retrieval(
         agreement = evaluate_clustering(
             task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
         )
-        result |= {name + end: value for name, value in agreement.items()}
-    result |= {"num_queries": len(task.queries), "num_gallery": task.available}
-    result |= {
-        f"queries_without_match{end}": int(np.count_nonzero(~level.answerable))
-        for end, level in levels.items()
-    }
+        for name, value in agreement.items():
+            result[name + end] = value
+    result["num_queries"] = len(task.queries)
+    result["num_gallery"] = task.available
+    for end, level in levels.items():
+        result[f"queries_without_match{end}"] = int(np.count_nonzero(~level.answerable))
     if intervals is not None:
         result["intervals"] = interval_of
     return result
@@ -253,7 +251,10 @@ def values_per_query(
     `metric_names`."""
     check_depth(task, names)
     levels, count = task.by_level, len(task.queries)
-    values = {name + end: np.full(count, np.nan) for end in levels for name in names}
+    values = {}
+    for end in levels:
+        for name in names:
+            values[name + end] = np.full(count, np.nan)
     metrics = {name: find_metric(name) for name in names}
     near = {name: pair for name, pair in metrics.items() if pair[0].needs == "neighbors"}
     ranked = {name: metric for name, (metric, _) in metrics.items() if name not in near}
@@ -453,19 +454,16 @@ def _images_before(scores: np.ndarray, relevant: np.ndarray) -> np.ndarray:
     row."""
     scores_of_relevant = scores[relevant]
     if len(relevant) <= _COUNTED:
-        pairs = zip(relevant, scores_of_relevant, strict=True)
-        return np.array(
-            [
-                np.count_nonzero(scores[:row] >= x) + np.count_nonzero(scores[row:] > x)
-                for row, x in pairs
-            ]
-        )
+        counts = []
+        for row, score in zip(relevant, scores_of_relevant, strict=True):
+            at_lower_rows = np.count_nonzero(scores[:row] >= score)
+            counts.append(at_lower_rows + np.count_nonzero(scores[row:] > score))
+        return np.array(counts)
     ascending = np.sort(scores)
     not_better = np.searchsorted(ascending, scores_of_relevant, "right")
+    worse = np.searchsorted(ascending, scores_of_relevant, "left")
     before = len(scores) - not_better
-    for i in np.flatnonzero(
-        not_better - np.searchsorted(ascending, scores_of_relevant, "left") > 1
-    ):
+    for i in np.flatnonzero(not_better - worse > 1):
         before[i] += np.count_nonzero(scores[: relevant[i]] == scores_of_relevant[i])
     return before
 
@@ -585,5 +583,8 @@ def part_protocol(
         evaluate_retrieval(embeddings[part == i], labels[part == i], **options)
         for i in range(parts)
     ]
-    names = [name for name, value in results[0].items() if isinstance(value, float)]
-    return {name: student_interval([result[name] for result in results], level) for name in names}
+    intervals = {}
+    for name, value in results[0].items():
+        if isinstance(value, float):
+            intervals[name] = student_interval([result[name] for result in results], level)
+    return intervals

@@ -226,25 +226,29 @@ def verification(
     for far in fars:
         check_share(fars=far)
     # FNMR - FAR falls along the bins; it becomes 0 or negative within this one.
-    crossing = int(np.argmax((1 - curve.same / num_same) - curve.different / num_different <= 0))
+    gaps = (1 - curve.same / num_same) - curve.different / num_different
+    crossing = int(np.argmax(gaps <= 0))
     thresholds, exact = pairs.thresholds(fars, [crossing])
     eer, eer_threshold = exact.equal_error()
     points = pairs.operating_points(thresholds, level, new_classes=False)
     places = _spread(curve.same + curve.different, 2000)
+    roc = {
+        "far": curve.different[places] / num_different,
+        "tar": curve.same[places] / num_same,
+        "threshold": histogram.edges[places + 1],
+    }
+    auc = probability_nearer(histogram.positive, histogram.negative)
+    point_by_far = dict(zip(fars, points, strict=True))
     return Verification(
         distance,
         num_same,
         num_different,
         len(pairs.sizes),
-        probability_nearer(histogram.positive, histogram.negative),
+        auc,
         eer,
         eer_threshold * pairs.scale,
-        dict(zip(fars, points, strict=True)),
-        {
-            "far": curve.different[places] / num_different,
-            "tar": curve.same[places] / num_same,
-            "threshold": histogram.edges[places + 1],
-        },
+        point_by_far,
+        roc,
         histogram.rebinned(256),
     )
 
@@ -333,18 +337,31 @@ def verify_pairs(distances: Any, same: Any, folds: Any = 10) -> dict[str, Any]:
             f"give at least 2 folds, or one fold a pair; got {len(names)} for {len(distances)} "
             "pairs"
         )
-    by_fold = []
-    for inside in (folds == name for name in names):
-        threshold = Curve.of(distances[~inside], same[~inside]).most_accurate()
-        by_fold.append((np.mean((distances[inside] <= threshold) == same[inside]), threshold))
-    accuracies, thresholds = np.transpose(by_fold)
+    accuracies, thresholds = _by_fold(distances, same, [folds == name for name in names])
+    standard_error = accuracies.std(ddof=1) / len(names) ** 0.5
+    eer, _ = Curve.of(distances, same).equal_error()
+    auc = float(roc_auc_score(same, -distances))
     return {
         "accuracy": float(accuracies.mean()),
-        "accuracy_std": float(accuracies.std(ddof=1) / len(names) ** 0.5),
+        "accuracy_std": float(standard_error),
         "threshold": float(thresholds.mean()),
-        "auc": float(roc_auc_score(same, -distances)),
-        "eer": Curve.of(distances, same).equal_error()[0],
+        "auc": auc,
+        "eer": eer,
     }
+
+
+def _by_fold(
+    distances: np.ndarray, same: np.ndarray, folds: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the accuracy in each fold at the threshold that is the most accurate on the others,
+    and these thresholds."""
+    accuracies = np.zeros(len(folds))
+    thresholds = np.zeros(len(folds))
+    for i, inside in enumerate(folds):
+        thresholds[i] = Curve.of(distances[~inside], same[~inside]).most_accurate()
+        is_accepted = distances[inside] <= thresholds[i]
+        accuracies[i] = np.mean(is_accepted == same[inside])
+    return accuracies, thresholds
 
 
 def evaluate_pairs(
@@ -636,11 +653,10 @@ class AllPairs:
         sums over pairs of classes of the square of the count, and of the count times the number of
         pairs."""
         num, kinds = len(self.sizes), len(thresholds)
-        same, rows_of, squares, products = (
-            np.zeros((num, kinds)),
-            np.zeros((num, kinds)),
-            *np.zeros((2, kinds)),
-        )
+        same = np.zeros((num, kinds))
+        rows_of = np.zeros((num, kinds))
+        squares = np.zeros(kinds)
+        products = np.zeros(kinds)
         starts = np.append(0, np.cumsum(self.sizes))
         first = 0
         while first < num:
@@ -649,17 +665,7 @@ class AllPairs:
                 first + 1, int(np.searchsorted(starts, starts[first] + _TILE, side="right")) - 1
             )
             last = min(last, first + max(1, _STRIP // (num * max(kinds, 1))))
-            counts = np.zeros((last - first) * num * kinds)
-            for rows, columns, distances, counted in self.tiles(
-                int(starts[first]), int(starts[last])
-            ):
-                accepted = distances <= (thresholds[-1] if kinds else -np.inf)
-                row, column = np.nonzero(accepted if counted is ... else accepted & counted)
-                cell = (self.classes[rows][row] - first) * num + self.classes[columns][column]
-                np.add.at(
-                    counts, cell * kinds + np.searchsorted(thresholds, distances[row, column]), 1
-                )
-            strip = counts.reshape(last - first, num, kinds).cumsum(axis=-1)
+            strip = self._accepted_in_strip(first, last, starts, thresholds)
             for i, of_class in enumerate(strip):
                 same[first + i] = of_class[first + i]
                 of_class[first + i] = 0
@@ -669,6 +675,22 @@ class AllPairs:
             products += np.einsum("cd,cdt->t", self.counts.between(slice(first, last)), strip)
             first = last
         return same, rows_of, squares, products
+
+    def _accepted_in_strip(
+        self, first: int, last: int, starts: np.ndarray, thresholds: np.ndarray
+    ) -> np.ndarray:
+        """Return (last - first, C, T) how many pairs of each of some classes and each class are
+        accepted."""
+        num, kinds = len(self.sizes), len(thresholds)
+        counts = np.zeros((last - first) * num * kinds)
+        largest = thresholds[-1] if kinds else -np.inf
+        for rows, columns, distances, counted in self.tiles(int(starts[first]), int(starts[last])):
+            accepted = distances <= largest
+            row, column = np.nonzero(accepted if counted is ... else accepted & counted)
+            cell = (self.classes[rows][row] - first) * num + self.classes[columns][column]
+            place = np.searchsorted(thresholds, distances[row, column])
+            np.add.at(counts, cell * kinds + place, 1)
+        return counts.reshape(last - first, num, kinds).cumsum(axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -709,7 +731,9 @@ class PairCounts:
     def squared(self) -> float:
         """Return the sum over any two different classes of the squared number of their pairs."""
         a, b = np.square(self.first), np.square(self.second)
-        return float(a.sum() * b.sum() + (self.first * self.second).sum() ** 2 - 2 * (a * b).sum())
+        of_any = a.sum() * b.sum() + (self.first * self.second).sum() ** 2
+        of_one_class = 2 * (a * b).sum()
+        return float(of_any - of_one_class)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -741,7 +765,8 @@ class Curve:
         gap = (1 - tar) - far
         k = int(np.argmax(gap <= 0))
         share = gap[k - 1] / (gap[k - 1] - gap[k])
-        return float(far[k - 1] + share * (far[k] - far[k - 1])), float(self.ends[k - 1])
+        rate = far[k - 1] + share * (far[k] - far[k - 1])
+        return float(rate), float(self.ends[k - 1])
 
     def most_accurate(self) -> float:
         """Return the threshold with the best accuracy, between two distances; the lowest of
@@ -802,10 +827,11 @@ def _spread(weights: np.ndarray, most: int) -> np.ndarray:
     """At most `most` places, evenly by rank on a logarithmic and on a linear scale, where something
     is counted."""
     places = np.flatnonzero(np.diff(weights, prepend=0))
-    ranks = np.concatenate(
-        [np.geomspace(1, weights[-1], most // 2), np.linspace(1, weights[-1], most - most // 2)]
-    )
-    return np.unique(places[np.searchsorted(weights[places], np.minimum(ranks, weights[-1]))])
+    total = weights[-1]
+    by_ratio = np.geomspace(1, total, most // 2)
+    by_difference = np.linspace(1, total, most - most // 2)
+    ranks = np.minimum(np.concatenate([by_ratio, by_difference]), total)
+    return np.unique(places[np.searchsorted(weights[places], ranks)])
 
 
 def _squares(rows: np.ndarray) -> np.ndarray:

@@ -177,10 +177,11 @@ def _label_sets(
         labels.append(integer_labels(np.concatenate(lists), name))
     values, columns = np.unique(np.concatenate(labels), return_inverse=True)
     parts = np.split(columns, [len(rows[0])])
-    return [
-        sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=(size, len(values)))
-        for row, column, size in zip(rows, parts, sizes, strict=True)
-    ]
+    matrices = []
+    for row, column, size in zip(rows, parts, sizes, strict=True):
+        ones = np.ones(len(row), np.int32)
+        matrices.append(sparse.csr_array((ones, (row, column)), shape=(size, len(values))))
+    return matrices
 
 
 def connected_labels(images: sparse.csr_array, texts: sparse.csr_array) -> list[np.ndarray]:
@@ -233,7 +234,9 @@ def class_embeddings(
         raise UserError(
             "a template needs {} in the place of the class's name, such as 'a photo of a {}'"
         )
-    texts = [template.replace("{}", name) for name in class_names for template in templates]
+    texts: list[str] = []
+    for name in class_names:
+        texts.extend(template.replace("{}", name) for template in templates)
     vectors = unit_rows(check_embeddings(embed_texts(texts), "text embeddings"))
     means = vectors.reshape(len(class_names), len(templates), -1).mean(axis=1)
     # What is left of templates that cancel is rounding, and no direction.
