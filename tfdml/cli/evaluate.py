@@ -44,7 +44,7 @@ that will embed queries as --model, as the vectors of a quantized file differ.
 
 With --watch, later queries are compared with those of the threshold: the share that it refuses, how
 far they are from the gallery, and how many of its classes they find. The exit status is 3 where one
-of them is outside its interval. All are within it in 95 % of weeks without a change.
+of them is outside its interval, which is meant for 5 % of weeks without a change.
 
 With a model of images and texts, --task=retrieval measures texts that search the images and images
 that search the texts, verification pairs of an image and a text, and classification images by
@@ -76,7 +76,10 @@ from tfdml.run_folder import FLAGS_FILE
 from tfdml.training import Experiment
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tfdml.data.dataset import ImageDataset
+    from tfdml.evaluation.views import ViewItems
 
 
 #: The exit status where watched queries have shifted.
@@ -140,16 +143,13 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
             continue
         print(f"{names}: differences in points, 95 % intervals")
         for name in metric_order(result.classes):
-            kinds = {"classes": result.classes.get(name), "seeds": result.seeds.get(name)}
-            ends = [
-                f"{100 * of.low:.1f} to {100 * of.high:.1f} over {kind}"
-                for kind, of in kinds.items()
-                if of
-            ]
-            print(
-                f"  {metric_name(name):<16}{100 * result.classes[name].mean:>+7.1f}  "
-                f"{', '.join(ends)}"
-            )
+            ends = []
+            for over, intervals in (("classes", result.classes), ("seeds", result.seeds)):
+                if name in intervals:
+                    low, high = 100 * intervals[name].low, 100 * intervals[name].high
+                    ends.append(f"{low:.1f} to {high:.1f} over {over}")
+            difference = 100 * result.classes[name].mean
+            print(f"  {metric_name(name):<16}{difference:>+7.1f}  {', '.join(ends)}")
         differences.append(
             {"run": run.name, "over_classes": result.classes, "over_seeds": result.seeds}
         )
@@ -158,22 +158,15 @@ def _compared(folders: Sequence[str]) -> dict[str, Any]:
 
 def _measured(flags: EvaluateFlags) -> dict[str, Any]:
     """Print what a split measures, and return it for JSON."""
-    import numpy as np
-
     from tfdml import evaluation
     from tfdml.evaluation.calibration import KINDS
-    from tfdml.report import Run, write_report
 
     target = {}
     if flags.target:
-        target = evaluation.target_of(
-            flags.target, kinds=KINDS[1:] if flags.task == "verification" else KINDS[:1]
-        )
+        kinds = KINDS[1:] if flags.task == "verification" else KINDS[:1]
+        target = evaluation.target_of(flags.target, kinds=kinds)
     split = Split(flags)
-    part = f", {flags.split}" if split.selection or split.images.roles is not None else ""
-    size = f"{len(split.images):,} images of {len(np.unique(split.images.labels)):,} classes"
-    size += f", {len(split.items.texts):,} texts" if split.items else ""
-    print(f"{printable(flags.model)} on {split.name}{part}: {size}")
+    print(f"{printable(flags.model)} on {_size(split)}")
     if trained := split.trained_classes():
         print(f"  the model was trained on {trained:,} of these classes: it does better on them")
         if target:
@@ -188,7 +181,8 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         "split": flags.split,
         "distance": flags.distance,
     }
-    result |= {} if flags.task == "retrieval" else {"task": flags.task}
+    if flags.task != "retrieval":
+        result["task"] = flags.task
     measures, searched = _MEASURES[flags.task](split)
     if target:
         calibration = evaluation.calibrate(**searched, distance=flags.distance, **target)
@@ -201,18 +195,36 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         print(f"  threshold: {calibration}")
         measures["calibration"] = calibration.to_dict()
     if flags.report:
-        shown = "auc|intervals|tar@" if flags.task == "verification" else ""
-        measured = {name: value for name, value in measures.items() if re.match(shown, name)}
-        given: dict[str, Any] = {}
-        for name, field in fields_of(EvaluateFlags).items():
-            if getattr(flags, name) != field.default:
-                given[name] = flag_text(getattr(flags, name))
-        run = Run(flags.model, {"metrics": measured}, flags=given)
-        options: dict[str, Any] = {"target": target} if target else {}
-        write_report(
-            flags.report, run, split.images, split.embeddings, distance=flags.distance, **options
-        )
+        _write_report(split, measures, target)
     return result | measures
+
+
+def _size(split: Split) -> str:
+    """Return what a split is called, with its images, classes and texts."""
+    import numpy as np
+
+    has_parts = split.selection is not None or split.images.roles is not None
+    name = f"{split.name}, {split.flags.split}" if has_parts else split.name
+    num_classes = len(np.unique(split.images.labels))
+    texts = f", {len(split.items.texts):,} texts" if split.items else ""
+    return f"{name}: {len(split.images):,} images of {num_classes:,} classes{texts}"
+
+
+def _write_report(split: Split, measures: Mapping[str, Any], target: dict[str, Any]) -> None:
+    from tfdml.report import Run, write_report
+
+    flags = split.flags
+    shown = "auc|intervals|tar@" if flags.task == "verification" else ""
+    measured = {name: value for name, value in measures.items() if re.match(shown, name)}
+    given: dict[str, Any] = {}
+    for name, field in fields_of(EvaluateFlags).items():
+        if getattr(flags, name) != field.default:
+            given[name] = flag_text(getattr(flags, name))
+    run = Run(flags.model, {"metrics": measured}, flags=given)
+    options: dict[str, Any] = {"target": target} if target else {}
+    write_report(
+        flags.report, run, split.images, split.embeddings, distance=flags.distance, **options
+    )
 
 
 # What a task measures, for JSON; and the arguments of `calibrate` for its threshold.
@@ -221,48 +233,25 @@ _Measures = tuple[dict[str, Any], dict[str, Any]]
 
 def _retrieval(split: Split) -> _Measures:
     from tfdml import evaluation
-    from tfdml.evaluation.metrics import DEFAULT_KS, ks_within, metric_names
-    from tfdml.evaluation.relevance import images_to_search
+    from tfdml.evaluation.metrics import DEFAULT_KS, metric_names
 
-    flags = split.flags
-    options: dict[str, Any] = {
-        "distance": flags.distance,
-        "intervals": None if flags.intervals == "none" else flags.intervals,
-    }
-    ks = flags.ks
     if split.items:
-        options |= {"metrics": flags.metrics} if flags.metrics else {}
-        labels = split.items.image_labels, split.items.text_labels
-        result = evaluation.evaluate_views(
-            split.embeddings, split.texts, *labels, ks=ks or None, **options
-        )
-        for direction, measures in result.items():
-            print(f"  {direction.replace('_', ' ')}")
-            _print_metrics(measures, measures["chance"])
-        return result, {}
+        return _image_text_retrieval(split, split.items)
+    flags = split.flags
     benchmark = getattr(split.images, "protocol", None)
-    metrics = list(
-        flags.metrics or (benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS)
-    )
-    depths = ks or (benchmark.ks if benchmark else DEFAULT_KS)
-    metric_names(metrics, depths)
-    available = images_to_search(split.images)
-    fitting = ks_within(depths, available) if "recall" in metrics else depths
-    if fitting != depths:
-        reason = f"there are {available:,} images to search in"
-        if ks:
-            fitting_text = ",".join(map(str, fitting))
-            raise UserError(f"{reason}; choose e.g. --ks={fitting_text}", ks=ks)
-        logging.warning(
-            "recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason
-        )
+    default_metrics = benchmark.metrics if benchmark else evaluation.DEFAULT_METRICS
+    metrics = list(flags.metrics or default_metrics)
+    depths = flags.ks or (benchmark.ks if benchmark else DEFAULT_KS)
+    metric_names(metrics, depths)  # refuses unknown metrics before anything is embedded
+    if "recall" in metrics:
+        depths = _depths_that_fit(flags.ks, depths, split.images)
     if flags.generalization and flags.split == "train":
         raise UserError(
             "--generalization compares the test classes with the training classes: leave "
             "--split=test"
         )
     result = evaluation.evaluate_dataset(
-        split.embeddings, split.images, metrics=metrics, ks=fitting, **options
+        split.embeddings, split.images, metrics=metrics, ks=depths, **_retrieval_options(flags)
     )
     if flags.generalization:
         train = _of_training_classes(split)
@@ -272,10 +261,50 @@ def _retrieval(split: Split) -> _Measures:
         result["generalization"] = measures
     _print_metrics(result)
     for name, value in result.get("generalization", {}).items():
-        print(
-            f"  {name:<36}{value:>14,}" if isinstance(value, int) else f"  {name:<36}{value:>14.4g}"
-        )
+        number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+        print(f"  {name:<36}{number:>14}")
     return result, {}
+
+
+def _retrieval_options(flags: EvaluateFlags) -> dict[str, Any]:
+    intervals = None if flags.intervals == "none" else flags.intervals
+    return {"distance": flags.distance, "intervals": intervals}
+
+
+def _image_text_retrieval(split: Split, items: ViewItems) -> _Measures:
+    from tfdml import evaluation
+
+    flags = split.flags
+    options = _retrieval_options(flags)
+    if flags.metrics:
+        options["metrics"] = flags.metrics
+    labels = items.image_labels, items.text_labels
+    result = evaluation.evaluate_views(
+        split.embeddings, split.texts, *labels, ks=flags.ks or None, **options
+    )
+    for direction, measures in result.items():
+        print(f"  {direction.replace('_', ' ')}")
+        _print_metrics(measures, measures["chance"])
+    return result, {}
+
+
+def _depths_that_fit(ks: Sequence[int] | None, depths: Sequence[int], images: Any) -> Sequence[int]:
+    """Return the depths that are no larger than the number of images to search; raise a
+    `UserError` where `ks` were asked for."""
+    from tfdml.evaluation.metrics import ks_within
+    from tfdml.evaluation.relevance import images_to_search
+
+    available = images_to_search(images)
+    fitting = ks_within(depths, available)
+    if fitting == depths:
+        return depths
+    reason = f"there are {available:,} images to search in"
+    if ks:
+        raise UserError(f"{reason}; choose e.g. --ks={','.join(map(str, fitting))}", ks=ks)
+    logging.warning(
+        "recall@K is measured for K = %s alone: %s", ", ".join(map(str, fitting)), reason
+    )
+    return fitting
 
 
 def _of_training_classes(split: Split) -> tuple[Any, Any]:
@@ -335,14 +364,13 @@ def _verification(split: Split) -> _Measures:
     print(
         f"  {'eer':<24}{100 * measured.eer:6.2f} %  at a distance of {measured.eer_threshold:.6g}"
     )
+    intervals = {}
     for far, point in measured.points.items():
+        name = f"tar@far={far:g}"
+        intervals[name] = point.tar
         worst = f"{100 * point.worst['tar']:.2f} % of the worst tenth of the classes"
-        place = f"at a distance of {point.threshold:.6g}; {worst}"
-        print(
-            f"  {f'tar@far={far:g}':<24}{100 * point.tar.mean:6.2f} %{_interval(point.tar)}  "
-            f"{place}"
-        )
-    intervals = {f"tar@far={far:g}": point.tar for far, point in measured.points.items()}
+        rate = f"{100 * point.tar.mean:6.2f} %{_interval(point.tar)}"
+        print(f"  {name:<24}{rate}  at a distance of {point.threshold:.6g}; {worst}")
     return {**measured.to_dict(), "intervals": intervals}, searched
 
 
@@ -359,9 +387,7 @@ def _classification(split: Split) -> _Measures:
             raise UserError("classes are texts here: leave it", per_class=flags.per_class)
         return _zero_shot(split)
     labels = np.asarray(split.images.labels)
-    classes, in_gallery = np.unique(labels), np.zeros(len(labels), bool)
-    for label in classes[: -(-len(classes) // 2)]:
-        in_gallery[np.flatnonzero(labels == label)[::2]] = True
+    in_gallery = _every_second_of_half(labels)
     gallery = embeddings[in_gallery], labels[in_gallery]
     rule: dict[str, Any] = {"distance": flags.distance, "per_class": flags.per_class}
     classifier = evaluation.KNNClassifier(*gallery, k=flags.neighbors, **rule)
@@ -376,15 +402,37 @@ def _classification(split: Split) -> _Measures:
         "classes"
     )
     _print_metrics({name: value for name, value in result.items() if isinstance(value, float)})
-    searched: dict[str, Any] = {"embeddings": embeddings, "labels": labels}
-    searched["per_class"] = flags.per_class
+    return result, {**_searches_of(split, labels), "per_class": flags.per_class}
+
+
+def _every_second_of_half(labels: np.ndarray) -> np.ndarray:
+    """Return which images are the gallery: every second one of the first half of the classes."""
+    import numpy as np
+
+    classes = np.unique(labels)
+    in_gallery = np.zeros(len(labels), bool)
+    for label in classes[: -(-len(classes) // 2)]:
+        in_gallery[np.flatnonzero(labels == label)[::2]] = True
+    return in_gallery
+
+
+def _searches_of(split: Split, labels: np.ndarray) -> dict[str, Any]:
+    """Return the searches that a threshold is chosen for: of all stored images, where the split is
+    all of them that were not trained on; else of the split."""
+    import numpy as np
+
     stored = split.stored
     if stored is not None and stored.roles is not None and stored.classes is not None:
         rows = np.flatnonzero(stored.roles != "train")
-        if len(rows) == len(labels):  # searches meet all stored images
-            searched |= {"labels": stored.classes[rows], "own_rows": rows}
-            searched |= {"gallery": stored.embeddings, "gallery_labels": stored.classes}
-    return result, searched
+        if len(rows) == len(labels):
+            return {
+                "embeddings": split.embeddings,
+                "labels": stored.classes[rows],
+                "own_rows": rows,
+                "gallery": stored.embeddings,
+                "gallery_labels": stored.classes,
+            }
+    return {"embeddings": split.embeddings, "labels": labels}
 
 
 def _zero_shot(split: Split) -> _Measures:
@@ -421,13 +469,12 @@ _MEASURES = {
 def _print_metrics(result: Mapping[str, Any], chance: Mapping[str, float] = {}) -> None:
     """Print one metric a line, fractions in percent, with its interval and the level of chance
     where there are any."""
+    intervals = result.get("intervals", {})
     for name, value in result.items():
         if isinstance(value, float):
             random = f"  chance {100 * chance[name]:.2f} %" if name in chance else ""
-            print(
-                f"  {name:<24}{100 * value:6.2f} "
-                f"%{_interval(result.get('intervals', {}).get(name))}{random}"
-            )
+            interval = _interval(intervals.get(name))
+            print(f"  {name:<24}{100 * value:6.2f} %{interval}{random}")
         elif isinstance(value, int):
             print(f"  {name:<24}{value:>6}")
 

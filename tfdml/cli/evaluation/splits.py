@@ -46,7 +46,8 @@ class Split:
             raise UserError(
                 "--report shows images: name their --dataset and --data_dir next to the embeddings"
             )
-        self.selection = data_choice(flags) if flags.dataset or self.stored is None else None
+        needs_dataset = bool(flags.dataset) or self.stored is None
+        self.selection = data_choice(flags) if needs_dataset else None
         self.images: Any = self.selection.load(flags.split) if self.selection else None
         self.name = self.selection.name if self.selection else Path(flags.model).name
         if self.stored is not None:
