@@ -573,12 +573,12 @@ class Calibration:
         labels = ids_or_names(gallery_labels, len(gallery), "gallery labels")
         codes = np.unique(labels, return_inverse=True)[1]
         num_classes = int(codes.max()) + 1
-        found = len(gallery), num_classes
+        sizes = len(gallery), num_classes
         expected = self.basis.images, self.basis.classes
-        if found != expected or not self.baseline.is_of(gallery):
+        if sizes != expected or not self.baseline.is_of(gallery):
             raise UserError(
                 f"the threshold is of another gallery, of {self.basis}, not of one of "
-                f"{found[0]:,} images of {found[1]:,} classes: calibrate in this one"
+                f"{sizes[0]:,} images of {sizes[1]:,} classes: calibrate in this one"
             )
         # All search as strangers, of a class that the gallery does not have.
         queries = check_embeddings(embeddings)

@@ -177,8 +177,8 @@ class Baseline:
         parts = []
         for column, (name, side) in enumerate(sides.items()):
             if side is not None:
-                found = np.array([row[column] for row in self.found], np.int64)
-                parts.append(Part(shares[name], side, name == "known", found))
+                queries = np.array([row[column] for row in self.found], np.int64)
+                parts.append(Part(shares[name], side, name == "known", queries))
             elif shares[name] > 0:
                 raise UserError(
                     f"the calibration has no {name} queries: measure it with such, or leave the "

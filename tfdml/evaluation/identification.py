@@ -256,18 +256,26 @@ class Searches:
         of the queries."""
         from scipy.sparse import coo_array
 
-        own, accepted = self._own[self.strangers], self.unknown <= threshold
+        hits = self._hits(threshold)
+        accepted, own = hits["fpir"]
         shape = (max(own.max(), self.found.max()) + 1,) * 2
         ends = own[accepted], self.found[accepted]
         counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
         # Two classes that lie near one another are falsely found by the queries of both.
         mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
         rates = {"fpir": _over_classes(accepted, own, mutual, level, new_classes)}
+        if "tpir" in hits:
+            rates["tpir"] = _over_classes(*hits["tpir"], 0.0, level, new_classes)
+        return rates
+
+    def _hits(self, threshold: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return by rate, `fpir` and, where there are known queries, `tpir`, which of its queries
+        count, and their classes."""
+        hits = {"fpir": (self.unknown <= threshold, self._own[self.strangers])}
         if len(self.known):
             answered = self.right & (self.nearest <= threshold)
-            own = self._own[self.known]
-            rates["tpir"] = _over_classes(answered, own, 0.0, level, new_classes)
-        return rates
+            hits["tpir"] = answered, self._own[self.known]
+        return hits
 
     def _classes_within(self, threshold: float) -> np.ndarray:
         """Return (S,) in how many other classes each stranger finds a reference."""
@@ -301,6 +309,7 @@ class Searches:
         hazards = -np.log1p(-np.minimum(rates(1.0), 1 - 1e-12))
         halves = -np.log1p(-np.minimum(rates(0.5), 1 - 1e-12))
         slopes = np.log2(np.maximum(hazards, 1e-300) / np.maximum(halves, 1e-300))
+        size = self.basis().size
         grown = []
         for times in _TIMES:
             if times < 1:
@@ -312,18 +321,14 @@ class Searches:
             variance = 2 * (1 - 1 / len(parts)) * float(np.square(parts).sum())
             rate = float(values[0])
             interval = new_rate_interval(rate, variance, freedom_of(parts), level, len(parts))
-            grown.append((round(times * self.basis().size), interval))
+            grown.append((round(times * size), interval))
         return tuple(grown)
 
     def worst(self, threshold: float) -> dict[str, float]:
         """Return `fpir`, and `tpir` where there are known queries, of the tenth of the classes of
         the queries where it is the worst."""
-        parts = {"fpir": (self.unknown <= threshold, self._own[self.strangers])}
-        if len(self.known):
-            answered = self.right & (self.nearest <= threshold)
-            parts["tpir"] = answered, self._own[self.known]
         worst = {}
-        for name, (hits, classes) in parts.items():
+        for name, (hits, classes) in self._hits(threshold).items():
             of_class = np.bincount(classes, weights=hits)
             worst[name] = worst_tenth(of_class, np.bincount(classes), highest=name == "fpir")
         return worst
@@ -333,18 +338,18 @@ class Searches:
         classes of the gallery, which searched it without these."""
         known = unknown = None
         most = 1 + int(max(self.found.max(), self._found_by_known.max(initial=0)))
-        found = np.zeros((2, most), np.int64)
+        counts = np.zeros((2, most), np.int64)
         if len(self.known):
             known = QueryProfile.of(self.nearest, self._own[self.known], threshold)
             accepted = self._found_by_known[self.nearest <= threshold]
-            found[0] = np.bincount(accepted, minlength=most)
+            counts[0] = np.bincount(accepted, minlength=most)
         if not self.left_out:
             unknown = QueryProfile.of(self.unknown, self._own[self.strangers], threshold)
             accepted = self.found[self.unknown <= threshold]
-            found[1] = np.bincount(accepted, minlength=most)
+            counts[1] = np.bincount(accepted, minlength=most)
         if known is unknown is None:
             return None
-        return Baseline.of(known, unknown, found, self._gallery)
+        return Baseline.of(known, unknown, counts, self._gallery)
 
 
 def _chance(counts: np.ndarray, classes: int, part: float) -> np.ndarray:
@@ -443,10 +448,8 @@ def identification_rates(
         (0.0, 1.0)
     """
     check_share(level=level)
-    gallery_of = (gallery, gallery_labels, own_rows)
-    searches = Searches(
-        embeddings, labels, *gallery_of, unknown, distance, per_class=per_class, groups=groups
-    )
+    sides = embeddings, labels, gallery, gallery_labels
+    searches = Searches(*sides, own_rows, unknown, distance, per_class, groups)
     return searches.rates(number("threshold", threshold), level, new_classes=False)
 
 
@@ -507,10 +510,8 @@ def identification(
         (4, [1.0, 1.0, 1.0, 1.0])
     """
     check_share(level=level)
-    gallery_of = (gallery, gallery_labels, own_rows)
-    searches = Searches(
-        embeddings, labels, *gallery_of, unknown, distance, per_class=per_class, groups=groups
-    )
+    sides = embeddings, labels, gallery, gallery_labels
+    searches = Searches(*sides, own_rows, unknown, distance, per_class, groups)
     if not len(searches.known):
         raise UserError("no query is of a class of the gallery")
     strangers = np.sort(searches.unknown)

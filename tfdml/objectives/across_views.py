@@ -162,7 +162,7 @@ class ViewContrast(ViewsObjective):
         scales: The least and the largest scale, at the start and in training; None for any.
     """
 
-    # An argument of its own, as there is no loss that has it.
+    # Not an argument of a loss, as no loss takes it.
     positives: Relation | None = None
     scales: tuple[float, float] | None = None
 
