@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import os
 import signal
 import socket
@@ -63,6 +64,9 @@ class _HeadersInTime(H11Protocol):
     uvicorn has a limit for idle connections alone, and refuses all where there are too many."""
 
     _timer: asyncio.TimerHandle | None = None
+    _turn = 0
+    # A clock may give many connections the same time.
+    _turns = itertools.count()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -74,12 +78,12 @@ class _HeadersInTime(H11Protocol):
         there may be."""
         if self.limit_concurrency is None or len(self.connections) < self.limit_concurrency:
             return
-        since: dict[float, _HeadersInTime] = {}
+        waiting: dict[int, _HeadersInTime] = {}
         for each in self.connections:
             if isinstance(each, _HeadersInTime) and each._timer is not None:
-                since[each._timer.when()] = each
-        if since:
-            since[min(since)]._drop()
+                waiting[each._turn] = each
+        if waiting:
+            waiting[min(waiting)]._drop()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -95,6 +99,7 @@ class _HeadersInTime(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop()
         elif self._timer is None:
+            self._turn = next(self._turns)
             self._timer = self.loop.call_later(HEADER_SECONDS, self._drop)
 
     def _drop(self) -> None:
