@@ -3,6 +3,7 @@ block after block, on small stand-ins for what it names."""
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import re
@@ -124,6 +125,11 @@ def test_python_of_pages_compiles():
     for found in PYTHON.values():
         for block in found:
             compiled(block)
+
+
+def test_the_example_of_readme_is_five_statements():
+    body = ast.parse(PYTHON["README.md"][0].code).body
+    assert len([line for line in body if not isinstance(line, ast.Import)]) == 5
 
 
 @pytest.fixture(scope="module")
