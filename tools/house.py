@@ -39,7 +39,6 @@ SHAPES = (
 
 #: Places of packages that are still to be rewritten.
 OPEN: dict[str, int] = {
-    "evaluation": 5,
     "export": 9,
     "retrieval": 8,
 }

@@ -95,8 +95,11 @@ def evaluate_divergence(
     check_positive(repeats=repeats)
     seen, seen_labels = _checked(seen, seen_labels, "seen")
     unseen, unseen_labels = _checked(unseen, unseen_labels, "unseen")
-    _check_two_of_a_class(seen_labels, "seen")
-    _check_two_of_a_class(unseen_labels, "unseen")
+    for side, side_labels in {"seen": seen_labels, "unseen": unseen_labels}.items():
+        if np.unique(side_labels, return_counts=True)[1].max() < 2:
+            raise UserError(
+                f"{side} classes: none has two images, one to be labeled and one to be held out"
+            )
     if seen.shape[1] != unseen.shape[1]:
         raise UserError(
             f"seen embeddings have {seen.shape[1]} dimensions, unseen {unseen.shape[1]}"
@@ -106,48 +109,66 @@ def evaluate_divergence(
     is_seen = np.arange(len(points)) < len(seen)
     # Those of seen classes first; classes of the two sides are different classes.
     classes = np.unique([~is_seen, labels], axis=1, return_inverse=True)[1]
-    # The size of every split is the same.
-    held_out_seen = held_out_unseen = 0
-    joint_seen, joint_unseen, side_seen, side_unseen = np.zeros((4, repeats))
+    errors = []
     for repeat in range(repeats):
         is_labeled = _split(classes, labeled, np.random.default_rng([seed, repeat]))
-        gallery, held_out = np.flatnonzero(is_labeled), np.flatnonzero(~is_labeled)
-        rows, _ = nearest_neighbors(points[held_out], points[gallery], k=1, distance=distance)
-        nearest = gallery[rows[:, 0]]
-        wrong_class = classes[nearest] != classes[held_out]
-        wrong_side = is_seen[nearest] != is_seen[held_out]
-        of_seen = is_seen[held_out]
-        held_out_seen, held_out_unseen = int(of_seen.sum()), int((~of_seen).sum())
-        joint_seen[repeat] = wrong_class[of_seen].mean()
-        joint_unseen[repeat] = wrong_class[~of_seen].mean()
-        side_seen[repeat] = wrong_side[of_seen].mean()
-        side_unseen[repeat] = wrong_side[~of_seen].mean()
-    domain_error = (side_seen + side_unseen) / 2
+        errors.append(_errors_of_held_out(points, classes, is_seen, is_labeled, distance))
+    (joint_seen, joint_unseen), (side_seen, side_unseen) = np.stack(errors, axis=-1)
+    result = _means_of_splits(joint_seen, joint_unseen, (side_seen + side_unseen) / 2)
+    # The size of every split is the same.
+    result["held_out_seen"] = int((is_seen & ~is_labeled).sum())
+    result["held_out_unseen"] = int((~is_seen & ~is_labeled).sum())
+    result["splits"] = repeats
+    return result
+
+
+def _means_of_splits(
+    joint_seen: np.ndarray, joint_unseen: np.ndarray, domain_error: np.ndarray
+) -> dict[str, float | int]:
+    """Return the figures of `evaluate_divergence` from the errors of each split (S,)."""
+    both = joint_seen + joint_unseen
     values = {
-        "lambda": joint_seen + joint_unseen,
-        "joint_error": (joint_seen + joint_unseen) / 2,
+        "lambda": both,
+        "joint_error": both / 2,
         "h_divergence": 1 - domain_error,
-        "lambda_plus_h_divergence": joint_seen + joint_unseen + 1 - domain_error,
+        "lambda_plus_h_divergence": both + 1 - domain_error,
     }
-    result: dict[str, float | int] = {}
-    for name, per_split in values.items():
-        result[name] = float(per_split.mean())
-        if repeats > 1:
-            interval = student_interval(per_split)
-            result[f"{name}_ci95"] = (interval.high - interval.low) / 2
     means = {
         "joint_error_seen": joint_seen,
         "joint_error_unseen": joint_unseen,
         "domain_error": domain_error,
         "proxy_a_distance": 2 - 4 * domain_error,
     }
+    result: dict[str, float | int] = {}
+    for name, per_split in values.items():
+        result[name] = float(per_split.mean())
+        if len(both) > 1:
+            interval = student_interval(per_split)
+            result[f"{name}_ci95"] = (interval.high - interval.low) / 2
     for name, per_split in means.items():
         result[name] = float(per_split.mean())
-    return result | {
-        "held_out_seen": held_out_seen,
-        "held_out_unseen": held_out_unseen,
-        "splits": repeats,
-    }
+    return result
+
+
+def _errors_of_held_out(
+    points: np.ndarray,
+    classes: np.ndarray,
+    is_seen: np.ndarray,
+    is_labeled: np.ndarray,
+    distance: str,
+) -> np.ndarray:
+    """(2, 2) the shares of held-out images whose nearest labeled image is of another class, and of
+    the other side; of seen and of unseen classes."""
+    gallery = np.flatnonzero(is_labeled)
+    held_out = np.flatnonzero(~is_labeled)
+    rows, _ = nearest_neighbors(points[held_out], points[gallery], k=1, distance=distance)
+    nearest = gallery[rows[:, 0]]
+    wrong_class = classes[nearest] != classes[held_out]
+    wrong_side = is_seen[nearest] != is_seen[held_out]
+    of_seen = is_seen[held_out]
+    return np.array(
+        [[wrong[of_seen].mean(), wrong[~of_seen].mean()] for wrong in (wrong_class, wrong_side)]
+    )
 
 
 def _split(classes: np.ndarray, labeled: float, rng: np.random.Generator) -> np.ndarray:
@@ -223,10 +244,3 @@ def evaluate_generalization(
 def _checked(embeddings: Any, labels: Any, side: str) -> tuple[np.ndarray, np.ndarray]:
     embeddings = check_embeddings(embeddings, f"{side}_embeddings")
     return embeddings, check_labels(labels, len(embeddings), f"{side}_labels")
-
-
-def _check_two_of_a_class(labels: np.ndarray, side: str) -> None:
-    if np.unique(labels, return_counts=True)[1].max() < 2:
-        raise UserError(
-            f"{side} classes: none has two images, one to be labeled and one to be held out"
-        )

@@ -15,8 +15,8 @@ from tfdml.evaluation.clustering import evaluate_clustering
 from tfdml.evaluation.intervals import RESAMPLED, Interval, confidence_intervals, student_interval
 from tfdml.evaluation.metrics import (
     DEFAULT_METRICS,
-    NEEDS,
     PER_QUERY,
+    Metric,
     find_metric,
     metric_names,
     population_relevances,
@@ -138,54 +138,86 @@ def evaluate_retrieval(
         ...     ks=[1])["recall@1"]
         1.0
     """
-    if intervals is not None:
-        check_choice("intervals", intervals, RESAMPLED)
     task = retrieval_task(embeddings, labels, gallery, gallery_labels, own_rows, relevance)
     names = metric_names(DEFAULT_METRICS if metrics is None else metrics, ks, task.available)
-    needing: dict[str, list[str]] = {need: [] for need in NEEDS}
-    for name in names:
-        needing[find_metric(name)[0].needs].append(name)
-    if task.labels is None:
-        if metrics is not None and needing["clusters"]:
-            raise UserError(
-                f"{needing['clusters'][0]} needs classes, which this relevance does not have: give "
-                "labels"
-            )
-        if intervals == "classes":
-            raise UserError(
-                "this relevance has no classes to resample: give labels, or intervals over queries"
-            )
-        needing["clusters"] = []
     by_query = [name for name in names if find_metric(name)[0].needs in PER_QUERY]
-    if intervals is not None and not by_query:
-        raise UserError(f"{names[0]} has no value per query to resample: leave out the intervals")
+    of_clusters = [name for name in names if name not in by_query]
+    if task.labels is None:
+        if metrics is not None and of_clusters:
+            raise UserError(
+                f"{of_clusters[0]} needs classes, which this relevance does not have: give labels"
+            )
+        of_clusters = []
+    if intervals is not None:
+        _check_resampled(intervals, names, by_query, task)
 
-    result: dict[str, Any] = {}
-    interval_of: dict[str, Interval] = {}
-    levels = task.by_level
     columns = values_per_query(task, by_query, distance, memory_budget) if by_query else {}
-    for end, level in {**levels, "": task}.items():  # the values of graded relevance have no end
-        ends = [name + end for name in by_query]
-        of_level = {name: columns[name] for name in ends if name in columns}
+    if values is not None:
+        values.update(columns)
+    result: dict[str, Any] = {}
+    for level, of_level in _columns_by_level(task, columns):
         for name, column in of_level.items():
             result[name] = float(column[level.answerable].mean())
-        if intervals is not None and of_level:
-            classes = np.arange(len(task.queries)) if level.labels is None else level.labels
-            interval_of |= confidence_intervals(of_level, classes, over=intervals, seed=seed)
-    if values is not None:
-        values |= columns
-    for end, level in levels.items() if needing["clusters"] else ():
+    if of_clusters:
+        result |= _agreement(task, of_clusters, distance, seed)
+    result["num_queries"] = len(task.queries)
+    result["num_gallery"] = task.available
+    for end, level in task.by_level.items():
+        result[f"queries_without_match{end}"] = int(np.count_nonzero(~level.answerable))
+    if intervals is not None:
+        result["intervals"] = _intervals_of(task, columns, intervals, seed)
+    return result
+
+
+def _check_resampled(
+    intervals: str, names: Sequence[str], by_query: Sequence[str], task: RetrievalTask
+) -> None:
+    """Refuse intervals over what is not there."""
+    check_choice("intervals", intervals, RESAMPLED)
+    if intervals == "classes" and task.labels is None:
+        raise UserError(
+            "this relevance has no classes to resample: give labels, or intervals over queries"
+        )
+    if not by_query:
+        raise UserError(f"{names[0]} has no value per query to resample: leave out the intervals")
+
+
+def _columns_by_level(
+    task: RetrievalTask, columns: dict[str, np.ndarray]
+) -> Iterator[tuple[RetrievalTask, dict[str, np.ndarray]]]:
+    """Yield each level and its columns; those of graded relevance, over all levels, at the end."""
+    levels = task.by_level
+    left = dict(columns)
+    for end, level in levels.items():
+        of_level = {name: left.pop(name) for name in columns if end and name.endswith(end)}
+        if of_level:
+            yield level, of_level
+    if left:
+        yield task, left
+
+
+def _intervals_of(
+    task: RetrievalTask, columns: dict[str, np.ndarray], over: str, seed: int
+) -> dict[str, Interval]:
+    """Return the interval of each column, over classes or queries."""
+    result: dict[str, Interval] = {}
+    for level, of_level in _columns_by_level(task, columns):
+        classes = np.arange(len(task.queries)) if level.labels is None else level.labels
+        result |= confidence_intervals(of_level, classes, over=over, seed=seed)
+    return result
+
+
+def _agreement(
+    task: RetrievalTask, metrics: Sequence[str], distance: str, seed: int
+) -> dict[str, float]:
+    """Return the agreement of clusters with the classes of each level."""
+    result = {}
+    for end, level in task.by_level.items():
         agreement = evaluate_clustering(
-            task.queries, level.labels, metrics=needing["clusters"], distance=distance, seed=seed
+            task.queries, level.labels, metrics=metrics, distance=distance, seed=seed
         )
         for name, value in agreement.items():
             result[name + end] = value
-    result["num_queries"] = len(task.queries)
-    result["num_gallery"] = task.available
-    for end, level in levels.items():
-        result[f"queries_without_match{end}"] = int(np.count_nonzero(~level.answerable))
-    if intervals is not None:
-        result["intervals"] = interval_of
     return result
 
 
@@ -250,51 +282,88 @@ def values_per_query(
     """Return what `retrieval_per_query` returns, for a checked task and the names of
     `metric_names`."""
     check_depth(task, names)
-    levels, count = task.by_level, len(task.queries)
+    near, ranked = {}, {}
+    for name in names:
+        metric, k = find_metric(name)
+        if metric.needs == "neighbors":
+            near[name] = metric, k
+        else:
+            ranked[name] = metric
     values = {}
-    for end in levels:
+    for end in task.by_level:
         for name in names:
-            values[name + end] = np.full(count, np.nan)
-    metrics = {name: find_metric(name) for name in names}
-    near = {name: pair for name, pair in metrics.items() if pair[0].needs == "neighbors"}
-    ranked = {name: metric for name, (metric, _) in metrics.items() if name not in near}
-    depth = max((k for _, k in near.values()), default=1)
-    if any(not k for _, k in near.values()):
-        depth = max(depth, *(int(level.matches.max()) for level in levels.values()))
-    blocks: Iterable[Any]
-    if neighbors is None:
-        blocks = nearest_left(task, depth, distance, memory_budget) if near else ()
-    else:
+            values[name + end] = np.full(len(task.queries), np.nan)
+    if neighbors is not None:
         if ranked:
             raise UserError(
                 f"{next(iter(ranked))} ranks the whole gallery, neighbors do not: choose map@r or "
                 "map@K"
             )
-        blocks = _blocks_of(task, neighbors, depth)
+        _measure_neighbors(values, task, near, _blocks_of(task, neighbors, _depth_of(near, task)))
+    elif near:
+        blocks = nearest_left(task, _depth_of(near, task), distance, memory_budget)
+        _measure_neighbors(values, task, near, blocks)
+    if ranked:
+        _measure_rankings(values, task, ranked, whole_rankings(task, distance, memory_budget))
+    return values
+
+
+def _depth_of(near: dict[str, tuple[Metric, int]], task: RetrievalTask) -> int:
+    """Return how many neighbors the metrics need; one without a K needs those of its class."""
+    depths = [1]
+    for _, k in near.values():
+        if k:
+            depths.append(k)
+        else:
+            depths += [int(level.matches.max()) for level in task.by_level.values()]
+    return max(depths)
+
+
+def _measure_neighbors(
+    values: dict[str, np.ndarray],
+    task: RetrievalTask,
+    near: dict[str, tuple[Metric, int]],
+    blocks: Iterable[Any],
+) -> None:
+    """Write the metrics of the nearest into `values`."""
+    levels = task.by_level
     for block, rows, *_ in blocks:
         for end, level in levels.items():
             answerable = np.flatnonzero(level.answerable[block])
             queries = block.start + answerable
-            hits, matches = level.relevance.of(queries, rows[answerable]), level.matches[queries]
+            hits = level.relevance.of(queries, rows[answerable])
+            matches = level.matches[queries]
             for name, (metric, k) in near.items():
                 values[name + end][queries] = metric.compute(hits[:, :k] if k else hits, matches)
-    graded = [name for name, metric in ranked.items() if metric.graded and "" not in levels]
-    values |= {name: np.full(count, np.nan) for name in graded}
-    rankings = whole_rankings(task, distance, memory_budget) if ranked else ()
-    for query, by_level in rankings:
-        for end, ranks in by_level.items():
+
+
+def _measure_rankings(
+    values: dict[str, np.ndarray],
+    task: RetrievalTask,
+    ranked: dict[str, Metric],
+    rankings: Iterable[tuple[int, dict[str, np.ndarray]]],
+) -> None:
+    """Write the metrics of whole rankings into `values`."""
+    levels = task.by_level
+    graded = {}
+    if "" not in levels:
+        graded = {name: metric for name, metric in ranked.items() if metric.graded}
+    for name in graded:
+        values[name] = np.full(len(task.queries), np.nan)
+    for query, ranks_by_level in rankings:
+        for end, ranks in ranks_by_level.items():
             for name, metric in ranked.items():
                 values[name + end][query] = metric.compute(ranks)
-        if graded and by_level:
+        if graded and ranks_by_level:
             # The images of a level are among those of the next coarser one.
-            ranks = list(by_level.values())[-1]
-            shared = np.sum([np.isin(ranks, of_level) for of_level in by_level.values()], axis=0)
+            ranks = list(ranks_by_level.values())[-1]
+            is_of_level = [np.isin(ranks, of_level) for of_level in ranks_by_level.values()]
+            shared = np.sum(is_of_level, axis=0)
             relevances = population_relevances(
                 shared, len(levels), itself=task.own_rows is not None
             )
-            for name in graded:
-                values[name][query] = ranked[name].compute(ranks, shared, relevances)
-    return values
+            for name, metric in graded.items():
+                values[name][query] = metric.compute(ranks, shared, relevances)
 
 
 def _blocks_of(

@@ -463,27 +463,32 @@ class AllPairs:
                 f"there is no pair of images {missing}: {len(labels)} images of {len(self.sizes)} "
                 "classes"
             )
-        self._points, self.distance = embeddings[order], distance
+        self.distance = distance
+        self._points = embeddings[order]
         self._frame = frame_of(self._points, self._points, distance)
-        blocks = (self._frame.place(self._points[rows]) for rows in row_blocks(len(order), _TILE))
-        largest = max(float(_squares(block).max()) for block in blocks) or 1.0
         self.scale = {"euclidean": self._frame.unit, "cosine": 1.0}.get(
             distance, self._frame.unit**2
         )
-        # Bins are ranges of the bits of float32, which order its positive numbers. No distance is
-        # beyond `largest`.
-        largest = {
+        # Bins are ranges of the bits of float32, which order its positive numbers.
+        self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
+        octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
+        self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
+        bits_of_largest = int(np.float32(self._bound()).view(np.int32))
+        self._first_bits = bits_of_largest + 1 - (self._magnitudes << self._shift_of_bits)
+
+    def _bound(self) -> float:
+        """Return a number that no distance is beyond."""
+        largest = 0.0
+        for rows in row_blocks(len(self._points), _TILE):
+            squares = _squares(self._frame.place(self._points[rows]))
+            largest = max(largest, float(squares.max()))
+        largest = largest or 1.0
+        return {
             "euclidean": 2 * largest**0.5,
             "sqeuclidean": 4 * largest,
             "cosine": 2.0,
             "dot": largest,
-        }[distance]
-        self._magnitudes = _BINS // 2 if distance == "dot" else _BINS
-        octaves = 2 * _OCTAVES if distance == "sqeuclidean" else _OCTAVES
-        self._shift_of_bits = (octaves * 2**23 // self._magnitudes).bit_length() - 1
-        self._first_bits = (
-            int(np.float32(largest).view(np.int32)) + 1 - (self._magnitudes << self._shift_of_bits)
-        )
+        }[self.distance]
 
     def _placed(self, rows: slice) -> np.ndarray:
         return self._frame.place(self._points[rows].astype(np.float64))
@@ -783,44 +788,70 @@ def _rates(
 ) -> tuple[Interval, ...]:
     """TAR, FAR and precision from what is accepted, as `_accepted_by_class` counts it at one
     threshold."""
-    same, others, squares, products = accepted
-    num_same, num_different = counts.same.sum(), counts.others.sum() / 2
-    hits, false = same.sum(), others.sum() / 2
-    num = len(counts.same)
+    same, others, *_ = accepted
+    half_of_classes = len(counts.same) / 2
 
     def interval(rate: float, variance: float, parts: np.ndarray, whole: float) -> Interval:
         variance *= (2 if new_classes else 1) * len(parts) / max(len(parts) - 1, 1)
         return rate_interval(rate, variance, freedom_of(parts), level, whole)
 
-    tar = hits / num_same
-    parts_of_tar = (same - tar * counts.same) / num_same
+    tar, parts = _share(same, counts.same)
     with_pairs = counts.same > 0
-    variance = float(np.square(parts_of_tar).sum())
-    of_tar = interval(tar, variance, parts_of_tar[with_pairs], int(with_pairs.sum()))
-    far = false / num_different
-    parts_of_far = (others - far * counts.others) / num_different
-    shared = float(np.square(parts_of_far).sum())
-    alone = float(squares - 2 * far * products + far**2 * counts.squared()) / num_different**2
+    of_tar = interval(tar, float(np.square(parts).sum()), parts[with_pairs], int(with_pairs.sum()))
+    far, parts = _share(others, counts.others, classes_of_pair=2)
+    alone = _variance_of_pairs(counts, accepted, far)
     # Classes share causes, so that it is at least that of independent pairs of classes.
-    of_far = interval(far, max(shared - alone, alone), parts_of_far, num / 2)
-    if not hits + false:
+    variance = max(float(np.square(parts).sum()) - alone, alone)
+    of_far = interval(far, variance, parts, half_of_classes)
+    if not (tar or far):
         return of_tar, of_far, Interval(*[float("nan")] * 4)
-    # The logit of the precision is log hits - log false, or that of the prior + log TAR - log FAR.
+    return of_tar, of_far, interval(*_precision(counts, accepted, prior), half_of_classes)
+
+
+def _share(
+    accepted: np.ndarray, pairs: np.ndarray, classes_of_pair: int = 1
+) -> tuple[float, np.ndarray]:
+    """Return the share of pairs that is accepted and the part of each class in it, by counts (C,)
+    of the pairs with an image of each class."""
+    share = accepted.sum() / pairs.sum()
+    parts = (accepted - share * pairs) / (pairs.sum() / classes_of_pair)
+    return share, parts
+
+
+def _variance_of_pairs(counts: PairCounts, accepted: Sequence, far: float) -> float:
+    """Return the variance of the FAR if pairs of classes were independent."""
+    _, _, squares, products = accepted
+    spread = float(squares - 2 * far * products + far**2 * counts.squared())
+    return spread / (counts.others.sum() / 2) ** 2
+
+
+def _precision(
+    counts: PairCounts, accepted: Sequence, prior: float | None
+) -> tuple[float, float, np.ndarray]:
+    """Return the precision, its variance and the part of each class in it.
+
+    Its logit is log hits - log false, or that of the prior + log TAR - log FAR.
+    """
+    same, others, squares, _ = accepted
     if prior is None:
+        hits = same.sum()
+        false = others.sum() / 2
         precision = hits / (hits + false)
-        parts_of_hits = same / (hits or 1) - 1 / num
-        parts_of_false = others / (false or 1) - 2 / num
+        of_hits = same / (hits or 1) - 1 / len(same)
+        of_false = others / (false or 1) - 2 / len(same)
         alone = float(squares) / (false or 1) ** 2
     else:
+        tar, of_tar = _share(same, counts.same)
+        far, of_far = _share(others, counts.others, classes_of_pair=2)
         precision = prior * tar / (prior * tar + (1 - prior) * far)
-        parts_of_hits = parts_of_tar / (tar or 1)
-        parts_of_false = parts_of_far / (far or 1)
-        alone /= (far or 1) ** 2
-    parts = precision * (1 - precision) * (parts_of_hits - parts_of_false)
-    of_hits = float(np.square(parts_of_hits).sum())
-    least = (precision * (1 - precision)) ** 2 * (of_hits + alone)
-    shared = float(np.square(parts).sum()) - (precision * (1 - precision)) ** 2 * alone
-    return of_tar, of_far, interval(precision, max(shared, least), parts, num / 2)
+        of_hits = of_tar / (tar or 1)
+        of_false = of_far / (far or 1)
+        alone = _variance_of_pairs(counts, accepted, far) / (far or 1) ** 2
+    slope = precision * (1 - precision)
+    parts = slope * (of_hits - of_false)
+    least = slope**2 * (float(np.square(of_hits).sum()) + alone)
+    variance = float(np.square(parts).sum()) - slope**2 * alone
+    return precision, max(variance, least), parts
 
 
 def _spread(weights: np.ndarray, most: int) -> np.ndarray:
