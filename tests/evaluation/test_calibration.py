@@ -111,20 +111,37 @@ def test_a_distance_at_the_threshold_is_accepted():
     assert fpirs == [0, 0.5, 0.75, 1]
 
 
-def test_standard_errors_equal_the_sum_over_classes_and_over_those_that_find_one_another():
+def test_standard_errors_count_a_class_as_queries_and_as_what_queries_find():
     x, labels = images(5, 14, 6, dim=4)
     threshold = calibrate(x, labels, fpir=0.3).threshold
     far = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
     far[labels[:, None] == labels[None]] = np.inf
-    hits, others = far.min(axis=1) <= threshold, labels[far.argmin(axis=1)]
-    left = [np.sum(hits[labels == a] - hits.mean()) for a in range(14)]
-    found = [[np.sum(hits & (labels == a) & (others == b)) for b in range(14)] for a in range(14)]
-    mutual = sum(found[a][b] * found[b][a] for a in range(14) for b in range(14))
-    assert mutual > 0
-    expected = np.sqrt((np.square(left).sum() + mutual) * 14 / 13) / len(x)
+    hits = far.min(axis=1) <= threshold
+    # What the queries of each class find no more in a gallery without another class.
+    lost = np.zeros((14, 14))
+    for found in range(14):
+        stays = far[:, labels != found].min(axis=1) <= threshold
+        lost[:, found] = np.bincount(labels[hits & ~stays], minlength=14)
+    assert (lost * lost.T).any()
+    assert lost.sum() < hits.sum()
+    queries = np.array([np.sum(hits[labels == own] - hits.mean()) for own in range(14)])
+    both = queries + lost.sum(axis=0) - lost.sum() / 14
+    twice = np.triu(np.square(lost + lost.T)).sum()
+    variance = max(np.square(queries).sum(), np.square(both).sum() - twice)
+    assert variance > np.square(queries).sum()
+    expected = np.sqrt(variance * 14 / 13) / len(x)
     assert identification_rates(x, labels, threshold)["fpir"].standard_error == pytest.approx(
         expected
     )
+    # A gallery of one's own stays as it is when other strangers come.
+    strangers = x[labels >= 7], labels[labels >= 7]
+    gallery = {"gallery": x[labels < 7], "gallery_labels": labels[labels < 7]}
+    threshold = calibrate(*strangers, fpir=0.3, **gallery).threshold
+    hits = far[labels >= 7][:, labels < 7].min(axis=1) <= threshold
+    queries = np.bincount(strangers[1] - 7, weights=hits - hits.mean())
+    expected = np.sqrt(np.square(queries).sum() * 7 / 6) / len(hits)
+    of_strangers = identification_rates(*strangers, threshold, **gallery)["fpir"]
+    assert of_strangers.standard_error == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("share", [0.009, 0.07, 0.29, 0.57, 0.58, 1 - 0.99, 1 / 49, 0.1])

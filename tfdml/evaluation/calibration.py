@@ -101,7 +101,8 @@ def calibrate(
     The intervals are those of the rates that this threshold has on as many other classes of the
     same kind. They hold both the uncertainty of the choice and that of the other classes (twice the
     variance of these: see `verification`; of searches, the variance over the classes of the
-    queries, and of classes that are found by one another's queries). The probability of "same" is
+    queries). Where each query searches without its own class, the gallery consists of other classes
+    too, so that each class also counts as what queries find. The probability of "same" is
     the isotonic regression of "same" on the distance over all pairs (Zadrozny and Elkan, 2002,
     "Transforming classifier scores into accurate multiclass probability estimates"), in the 2**20
     bins of `verification`.

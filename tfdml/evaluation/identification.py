@@ -23,7 +23,7 @@ from tfdml.evaluation.relevance import ids_or_names, joined_labels
 from tfdml.evaluation.verification import PairHistogram
 from tfdml.labels import true_or_false
 from tfdml.retrieval.exact import check_embeddings
-from tfdml.retrieval.identities import Identities, group_numbers
+from tfdml.retrieval.identities import Identities, each_class_once, group_numbers
 
 # Of each stranger so many neighbors are looked at, for the classes that it finds.
 _MOST_NEAR = 50
@@ -207,7 +207,8 @@ class Searches:
         self.num_images = len(gallery)
         self.num_classes = int(np.count_nonzero(sizes))
         self._divide(sizes, unknown, labels)
-        self.found, self.unknown = _nearest(self._search_strangers(1))
+        self.found, self._class_distances = self._search_strangers()
+        self.unknown = self._class_distances[:, 0]
         self._found_by_known = np.zeros(0, np.int64)
         self.nearest = np.zeros(0, np.float32)
         if len(self.known):
@@ -234,9 +235,18 @@ class Searches:
         own_rows = None if self._own_rows is None else self._own_rows[rows]
         return self._identities.search_blocks(self._queries[rows], k, own_rows, without)
 
-    def _search_strangers(self, k: int) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        """Yield what strangers find without their class."""
-        return self._search(self.strangers, k, without=self._own[self.strangers])
+    def _search_strangers(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (S,) the class that each stranger finds without its own, and (S, k) float32
+        distances of the nearest classes: infinite where it finds fewer."""
+        available = len(self._identities) - (self._own_rows is not None)
+        k = min(_MOST_NEAR, available)
+        found = np.zeros(len(self.strangers), np.int64)
+        distances = np.full((len(self.strangers), k), np.inf, np.float32)
+        without = self._own[self.strangers]
+        for block, near, far in self._search(self.strangers, k, without):
+            found[block] = near[:, 0]
+            distances[block] = each_class_once(near, far, k)[1]
+        return found, distances
 
     def basis(self) -> Basis:
         """Return what a threshold of these searches is measured on."""
@@ -253,20 +263,19 @@ class Searches:
 
     def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
         """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
-        of the queries."""
-        from scipy.sparse import coo_array
-
-        hits = self._hits(threshold)
-        accepted, own = hits["fpir"]
-        shape = (max(own.max(), self.found.max()) + 1,) * 2
-        ends = own[accepted], self.found[accepted]
-        counts = coo_array((np.ones(len(ends[0])), ends), shape=shape).tocsr()
-        # Two classes that lie near one another are falsely found by the queries of both.
-        mutual = float(counts.multiply(counts.T).sum()) / len(accepted) ** 2
-        rates = {"fpir": _over_classes(accepted, own, mutual, level, new_classes)}
-        if "tpir" in hits:
-            rates["tpir"] = _over_classes(*hits["tpir"], 0.0, level, new_classes)
+        of the queries; of strangers that search without their class, also over those they find."""
+        found = {"fpir": self._found_alone(threshold), "tpir": np.zeros((2, 0), np.int64)}
+        rates = {}
+        for name, (hits, classes) in self._hits(threshold).items():
+            rates[name] = _over_classes(hits, classes, found[name], level, new_classes)
         return rates
+
+    def _found_alone(self, threshold: float) -> np.ndarray:
+        """Return (2, P) the classes of strangers and those that they find, where nothing is found
+        without either: both stand for other classes."""
+        own = self._own[self.strangers]
+        chosen = (self._classes_within(threshold) == 1) & np.isin(self.found, own)
+        return np.stack([own, self.found])[:, chosen]
 
     def _hits(self, threshold: float) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """Return by rate, `fpir` and, where there are known queries, `tpir`, which of its queries
@@ -279,13 +288,7 @@ class Searches:
 
     def _classes_within(self, threshold: float) -> np.ndarray:
         """Return (S,) in how many other classes each stranger finds a reference."""
-        counts = np.zeros(len(self.strangers), np.int64)
-        available = len(self._identities) - (self._own_rows is not None)
-        for block, near, distances in self._search_strangers(min(_MOST_NEAR, available)):
-            classes = np.where(distances <= threshold, near, -1)
-            new = np.diff(np.sort(classes, axis=1), axis=1, prepend=-1) > 0
-            counts[block] = np.count_nonzero(new, axis=1)
-        return counts
+        return np.count_nonzero(self._class_distances <= threshold, axis=1)
 
     def growth(self, threshold: float, level: float) -> tuple[tuple[int, Interval], ...]:
         """Return FPIR by the size of the gallery, see `Basis`, for as many other strangers.
@@ -386,15 +389,34 @@ def _nearest(blocks: Iterable[tuple]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_classes(
-    hits: np.ndarray, classes: np.ndarray, mutual: float, level: float, new_classes: bool
+    hits: np.ndarray, classes: np.ndarray, found: np.ndarray, level: float, new_classes: bool
 ) -> Interval:
-    """Return the share of hits with its cluster-robust interval."""
+    """Return the share of hits with its cluster-robust interval.
+
+    A hit that needs the class that it finds is of two classes. Both count it, and what a pair of
+    classes counts twice is subtracted once (Aronow, Samii and Assenova, 2015). The variance is
+    never below that over the classes of the queries alone.
+
+    Args:
+        hits: (N,) of the queries.
+        classes: (N,) their classes, numbers.
+        found: (2, P) the class of the query of such a hit, and the class that it finds.
+        level: The coverage.
+        new_classes: Whether the interval is that of the rate of as many other classes.
+    """
     rate = float(hits.mean())
-    numbers = np.unique(classes, return_inverse=True)[1]
-    parts = np.bincount(numbers, weights=hits - rate) / len(hits)
-    groups = len(parts)
-    variance = float(np.square(parts).sum()) + mutual
-    variance *= groups / max(groups - 1, 1)
+    numbers, places = np.unique(classes, return_inverse=True)
+    groups = len(numbers)
+    parts = np.bincount(places, weights=hits - rate)
+    variance = float(np.square(parts).sum())
+    if found.size:
+        ends = np.searchsorted(numbers, found)
+        times_found = np.bincount(ends[1], minlength=groups)
+        parts = parts + times_found - times_found.mean()
+        hits_of_pairs = np.unique(np.sort(ends, axis=0), axis=1, return_counts=True)[1]
+        of_both = float(np.square(parts).sum() - np.square(hits_of_pairs).sum())
+        variance = max(variance, of_both)
+    variance *= groups / max(groups - 1, 1) / len(hits) ** 2
     if new_classes:
         return new_rate_interval(rate, 2 * variance, freedom_of(parts), level, groups)
     return rate_interval(rate, variance, freedom_of(parts), level, groups)
