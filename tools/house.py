@@ -39,7 +39,6 @@ SHAPES = (
 
 #: Places of packages that are still to be rewritten.
 OPEN: dict[str, int] = {
-    "export": 9,
     "retrieval": 8,
 }
 

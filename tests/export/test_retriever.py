@@ -20,9 +20,12 @@ from tfdml.embeddings.model_card import view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
 from tfdml.export import Retriever, RetrieverItems
-from tfdml.export.retriever import _calibration, joined, nearest, search_embedding
+from tfdml.export.retriever import _calibration
+from tfdml.export.retriever_graph import nearest, search_embedding
 from tfdml.export.saved_model import WARM_UP
-from tfdml.retrieval import About, open_gallery
+from tfdml.registry import PER_CLASS
+from tfdml.retrieval import About, MemoryGallery, Rows, open_gallery
+from tfdml.web.pictures import pictures_of_gallery
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +186,7 @@ def test_in_search_each_a_bad_query_fails_no_other(shop, signatures):
 
 
 def test_an_answer_of_too_many_results_is_refused(shop, monkeypatch):
-    monkeypatch.setattr("tfdml.export.retriever.MAX_RESULTS", 20)
+    monkeypatch.setattr("tfdml.export.retriever_graph.MAX_RESULTS", 20)
     columns = dict.fromkeys(("ids", "labels", "classes", "metadata"), tf.range(12, dtype=tf.int64))
     gallery = {"embeddings": tf.constant(shop.embeddings), **columns}
     queries = tf.constant(shop.embeddings[:2])
@@ -274,6 +277,11 @@ def test_a_gallery_calibrates_itself_by_classes_that_were_not_trained_on(shop, t
     assert retriever.calibration.threshold == pytest.approx(expected.threshold)
     assert retriever.calibration.rates == expected.rates
     assert retriever.card["model"] == retriever.gallery().model == "f"
+    of_means = _calibration("fpir=0.05", gallery, card, print, "mean")
+    expected = calibrate(
+        gallery.embeddings[rows], names[rows], fpir=0.05, **sides, per_class="mean"
+    )
+    assert (of_means.threshold, of_means.basis) == (expected.threshold, expected.basis)
     # All trained on: not asked for, no threshold; asked for, refused. So is a threshold of pairs.
     trained_on = {"trained_on": names.tolist()}
     assert _calibration("auto", gallery, trained_on, print) is None
@@ -346,6 +354,103 @@ def test_neighbors_of_a_crowd_are_those_of_float64():
     np.testing.assert_allclose(chosen, expected, rtol=1e-12)
 
 
+# Classes of several images
+
+
+def items_of_classes(seed=0, classes=7, dim=8):
+    """Items of classes of 1 to 7 images, in no order."""
+    rng = np.random.default_rng(seed)
+    sizes = 1 + np.arange(classes) % 7
+    numbers = rng.permutation(np.repeat(np.arange(classes), sizes))
+    vectors = rng.normal(size=(classes, dim))[numbers] + rng.normal(size=(len(numbers), dim))
+    names = [f"class {number}" for number in numbers]
+    ids = [f"image {row}" for row in range(len(numbers))]
+    return RetrieverItems(vectors, ids, names, [{}] * len(ids))
+
+
+def memory_gallery(items, rule):
+    rows = Rows(list(items.ids), items.embeddings, {"class": list(items.classes)})
+    about = About("euclidean", items.embeddings.shape[1])
+    return MemoryGallery("items", rows, about).identities(rule)
+
+
+@pytest.mark.parametrize("rule", PER_CLASS)
+def test_the_graph_finds_by_each_rule_what_a_gallery_in_memory_finds(rule):
+    items = items_of_classes(classes=60)
+    table = {name: tf.constant(column) for name, column in items.table(rule).items()}
+    queries = units(np.random.default_rng(1), 20, 8)
+    gallery = memory_gallery(items, rule)
+    for k in (1, 3, len(gallery), 100):
+        answer = search_embedding(table, tf.constant(queries), tf.constant(k))
+        expected = gallery.search(queries, k)
+        found = min(k, len(gallery))
+        ids = [[text.decode() for text in row] for row in answer["ids"].numpy()]
+        assert ids == expected.ids[:, :found].tolist()
+        np.testing.assert_allclose(answer["distances"], expected.distances[:, :found], rtol=1e-6)
+        classes = [[text.decode() for text in row] for row in answer["classes"].numpy()]
+        assert classes == expected.columns["class"][:, :found].tolist()
+    if rule == "mean":
+        names = np.array(items.classes)
+        for query, row, similarities in zip(queries, classes, answer["similarities"], strict=True):
+            cosines = [(items.embeddings[names == name] @ query).mean() for name in row]
+            np.testing.assert_allclose(similarities, cosines, atol=1e-6)
+
+
+_BASIS_OF_MEANS = dataclasses.replace(SEARCHED.basis, per_class="max_of_means")
+OF_MEANS = dataclasses.replace(SEARCHED, threshold=0.9, basis=_BASIS_OF_MEANS)
+
+
+def test_a_retriever_and_its_threshold_are_of_one_rule(shop):
+    items = items_of_classes()
+    for rule in ("nearest", "mean"):
+        with pytest.raises(UserError, match="threshold is of per_class='max_of_means'"):
+            _calibration(OF_MEANS, items, {}, print, rule)
+    assert _calibration(OF_MEANS, items, {}, print, "max_of_means") is OF_MEANS
+    with pytest.raises(UserError, match="was built by per_class=nearest"):
+        open_gallery(str(shop.retriever), per_class="mean")
+    with open_gallery(str(shop.retriever), per_class="nearest") as gallery:
+        assert isinstance(gallery, Retriever)
+
+
+@pytest.mark.slow
+def test_a_retriever_of_means_finds_classes(shop, tmp_path, caplog):
+    items = items_of_classes()
+    stray = RetrieverItems(np.ones((1, 8)), ["stray"], [""], [{}])
+    names.warn.cache_clear()
+    retriever = Retriever.build(
+        shop.embedder,
+        [items, stray],
+        tmp_path,
+        calibration=OF_MEANS,
+        per_class="max_of_means",
+    )
+    assert "1 items without a class are left out" in caplog.messages
+    assert "a gallery of 4 classes, and this one has 7" in caplog.messages[-1]
+    assert (len(retriever), retriever.card["items"], retriever.card["classes"]) == (7, 28, 7)
+    queries = 3 * units(np.random.default_rng(1), 40, 8)
+    expected = memory_gallery(items, "max_of_means").search(queries / 3, 9)
+    with open_gallery(str(tmp_path), per_class="max_of_means") as gallery:
+        assert gallery.about.per_class == "max_of_means"
+        assert gallery.class_counts() == dict.fromkeys(sorted(set(items.classes)), 1)
+        neighbors = gallery.search(queries, 9)
+        one = gallery.search(queries, 9, {"class": "class 3"})
+    assert neighbors.ids.tolist() == expected.ids.tolist()
+    np.testing.assert_allclose(neighbors.distances, expected.distances, rtol=1e-6)
+    accepted = expected.distances <= np.float32(0.9)
+    assert neighbors.columns["accepted"].tolist() == accepted.tolist()
+    assert one.ids[:, :2].tolist() == [["class 3", None]] * 40
+    of_class = neighbors.distances[neighbors.ids == "class 3"]
+    np.testing.assert_allclose(one.distances[:, 0], of_class, atol=1e-6)
+    for ask, message in (
+        (lambda: open_gallery(str(tmp_path), per_class="mean"), "built by per_class=max_of_means"),
+        (retriever.gallery, "holds classes by per_class=max_of_means, not their images"),
+        (lambda: pictures_of_gallery(retriever, "", ""), "not their images"),
+        (lambda: retriever.identities("max_of_means", "path"), "not their images"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ask()
+
+
 # Galleries
 
 
@@ -360,20 +465,20 @@ def test_galleries_that_cannot_be(shop, tmp_path):
         with pytest.raises(UserError, match=message):
             RetrieverItems(
                 np.array(vectors), tuple(ids), ("",) * len(ids), (metadata,) * len(ids)
-            ).columns()
+            ).table()
     with pytest.raises(UserError, match="7 dimensions"):
         Retriever.build(
             shop.embedder, RetrieverItems(np.ones((1, 7)), ("a",), ("",), ({},)), tmp_path
         )
     gallery = RetrieverItems(np.eye(2), "ab", ("", "bus"), ({}, {}), "sha256:1")
     with pytest.raises(UserError, match="different models"):
-        joined([gallery], 2, "sha256:2")
+        RetrieverItems.joined([gallery], 2, "sha256:2")
 
 
 def test_classes_go_by_name():
     """Two folders number their classes from 0; `bus` is in both."""
     classes = ("bus", "van", "pizza", "bus", "", "7")
-    columns = RetrieverItems(np.eye(6), tuple("abcdef"), classes, ({},) * 6).columns()
+    columns = RetrieverItems(np.eye(6), tuple("abcdef"), classes, ({},) * 6).table()
     assert columns["classes"] == list(classes)
     assert columns["labels"].tolist() == [1, 3, 2, 1, -1, 0]
 

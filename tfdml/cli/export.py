@@ -29,6 +29,7 @@ ids, labels and metadata, and the signatures search_bytes, search_embedding and 
 is that of a run, compared as above before it is used, or, with --embedder, one that was exported
 before. By default --calibrate=fpir=0.01 is chosen on the images of the gallery whose classes were
 not trained on, where they can show it. Searches then have the outputs accepted and known.
+--per_class=mean finds classes, by the mean of each, and max_of_means by several means of each.
 
   tfdml export --examples=export
 
@@ -54,6 +55,7 @@ from tfdml.export.options import ExportOptions
 from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_local
 from tfdml.options import changed, condition, fields_of, option
+from tfdml.registry import PER_CLASS
 from tfdml.version import package_folder
 
 if TYPE_CHECKING:
@@ -135,6 +137,13 @@ class ExportFlags(ExportOptions):
         words=("error", "skip"),
         requires="gallery",
         help="What to do with unreadable images.",
+    )
+
+    per_class: str = option(
+        "nearest",
+        words=PER_CLASS,
+        requires="gallery",
+        help="What stands for a class: each image, or means, which find classes.",
     )
 
     @condition("--formats with litert_int8")
@@ -231,12 +240,14 @@ def _export_gallery(
     options: dict[str, Any] = {
         "directory": directory,
         "skip_bad": flags.gallery_bad_images == "skip",
+        "per_class": flags.per_class,
         "report": print,
     }
     with tempfile.TemporaryDirectory() as folder:
         embedder = flags.embedder or export_embedder(folder)
         built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)
-    print(f"{len(built):,} items of {built.card['classes']:,} classes")
+    rule = "" if flags.per_class == "nearest" else f", by per_class={flags.per_class}"
+    print(f"{built.card['items']:,} items of {built.card['classes']:,} classes{rule}")
     print(f"version: {printable(built.path)}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import itertools
 import json
 import os
 import tempfile
@@ -30,15 +29,24 @@ from tfdml.evaluation.calibration import (
 )
 from tfdml.evaluation.classification import warn_of_indistinct
 from tfdml.export import saved_model
-from tfdml.export.saved_model import SIGNATURES, quiet, refuse
+from tfdml.export.retriever_graph import MAX_RESULTS, SEARCHES, write_graph
+from tfdml.export.saved_model import SIGNATURES
 from tfdml.io.files import Kinds, compare_files, printable, read_bytes, read_json, write_json
 from tfdml.models import AnyEmbedder
-from tfdml.names import CLASS_OR_NONE, ID, clean
+from tfdml.names import CLASS_OR_NONE, ID, clean, warn
 from tfdml.retrieval.addresses import RETRIEVER_CARD
 from tfdml.retrieval.exact import check_embeddings, unit_rows
 from tfdml.retrieval.galleries import About, Condition, Gallery, MemoryGallery, Neighbors, Rows
+from tfdml.retrieval.identities import Identities, check_rule
 
-_CARD: Kinds = {"items": int, "classes": int, "model": str, "embedding_dim": int, "files": dict}
+_CARD: Kinds = {
+    "items": int,
+    "classes": int,
+    "per_class": str,
+    "model": str,
+    "embedding_dim": int,
+    "files": dict,
+}
 _BATCH_SIZE = 32
 # Of a gallery's images, so many search it for its threshold.
 _MOST_QUERIES = 10_000
@@ -126,22 +134,45 @@ class RetrieverItems:
             raise UserError(f"{count}, the first is {faults[0]}")
         table = ImageTable.of([dataset.take(rows)], directory)
         # An image in no class folder is a class of its own.
+        classes = []
+        metadata = []
         titles = class_of_each(table.labels, table.class_names)
-        classes = [
-            "" if title == name else title for title, name in zip(titles, table.names, strict=True)
-        ]
-        metadata = [
-            {"path": name} | ({"class": of} if of else {})
-            for name, of in zip(table.names, classes, strict=True)
-        ]
+        for name, title in zip(table.names, titles, strict=True):
+            has_class = title != name
+            classes.append(title if has_class else "")
+            metadata.append({"path": name, "class": title} if has_class else {"path": name})
         card = card_of(backend.path)
-        return cls(
-            vectors,
-            table.names,
-            classes,
-            metadata,
-            read_json(card).get("fingerprint", "") if card else "",
-        )
+        model = read_json(card).get("fingerprint", "") if card else ""
+        return cls(vectors, table.names, classes, metadata, model)
+
+    @classmethod
+    def joined(cls, parts: Sequence[RetrieverItems], dimension: int, model: str) -> RetrieverItems:
+        """Return the items of several galleries.
+
+        Args:
+            parts: The galleries.
+            dimension: d, that of the embedder.
+            model: The fingerprint of the embedder.
+
+        Raises:
+            UserError: A gallery is of another dimension or model.
+        """
+        ids: list[str] = []
+        classes: list[str] = []
+        metadata: list[Mapping[str, Any]] = []
+        vectors = [np.zeros((0, dimension), np.float32)]
+        for part in parts:
+            check_same_model(part.model, model, "the gallery and the embedder")
+            own = part.embeddings.shape[1]
+            if own != dimension:
+                raise UserError(
+                    f"gallery embeddings have {own} dimensions, the embedder {dimension}"
+                )
+            ids += part.ids
+            classes += part.classes
+            metadata += part.metadata
+            vectors.append(part.embeddings)
+        return cls(np.concatenate(vectors), ids, classes, metadata)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,32 +180,124 @@ class RetrieverItems:
     def take(self, rows: Sequence[int] | np.ndarray) -> RetrieverItems:
         """Return some of the items, in this order."""
         rows = row_numbers(rows)
-        columns: Any = {
-            name: [getattr(self, name)[row] for row in rows]
-            for name in ("ids", "classes", "metadata")
-        }
-        return dataclasses.replace(self, embeddings=self.embeddings[rows], **columns)
+        ids = [self.ids[row] for row in rows]
+        classes = [self.classes[row] for row in rows]
+        metadata = [self.metadata[row] for row in rows]
+        return RetrieverItems(self.embeddings[rows], ids, classes, metadata, self.model)
 
-    def columns(self) -> dict[str, Any]:
-        """Return what a retriever's graph holds of the items: `labels` are the numbers of classes,
-        -1 for none.
+    def of_classes(self) -> RetrieverItems:
+        """Return the items that have a class; how many have none is logged.
+
+        Raises:
+            UserError: No item has one.
+        """
+        rows = np.flatnonzero(np.array(self.classes, object) != "")
+        if not len(rows):
+            raise UserError("no item has a class: build it by per_class=nearest")
+        if len(rows) < len(self):
+            warn(f"{len(self) - len(rows):,} items without a class are left out")
+        return self.take(rows)
+
+    def table(self, per_class: str = "nearest") -> dict[str, Any]:
+        """Return what a retriever's graph holds, see `Table`.
+
+        Args:
+            per_class: What stands for a class. But for `nearest`, every item must have a class.
 
         Raises:
             UserError: JSON cannot hold the metadata.
         """
-        kinds = (TypeError, ValueError, RecursionError)
-        with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {REASON}"):
-            texts = [
-                json.dumps(dict(of), ensure_ascii=False, sort_keys=True, allow_nan=False)
-                for of in self.metadata
-            ]
-        names, labels = np.unique(np.asarray(self.classes, str), return_inverse=True)
-        columns = {
+        if per_class != "nearest":
+            return self._table_of_classes(per_class)
+        names, numbers = np.unique(np.asarray(self.classes, str), return_inverse=True)
+        labels = numbers - (names[0] == "")
+        return {
             "embeddings": self.embeddings,
             "ids": list(self.ids),
-            "labels": labels - (names[0] == ""),
+            "labels": labels,
+            "classes": list(self.classes),
+            "metadata": _as_json(self.metadata),
         }
-        return columns | {"classes": list(self.classes), "metadata": texts}
+
+    def _table_of_classes(self, per_class: str) -> dict[str, Any]:
+        names, numbers = np.unique(np.array(self.classes, object), return_inverse=True)
+        identities = Identities(self.embeddings, numbers, per_class)
+        vectors = identities.references
+        squares = np.square(vectors, dtype=np.float64).sum(axis=1)
+        classes = names.tolist()
+        labels = np.arange(len(classes))
+        metadata = _as_json([{"class": name} for name in classes])
+        columns = {"ids": classes, "labels": labels, "classes": classes, "metadata": metadata}
+        return {
+            **columns,
+            "embeddings": vectors,
+            "entries": np.int32(identities.reference_classes),
+            "half_squares": np.float32(squares / 2),
+            "most_vectors": np.int64(identities.most),
+        }
+
+
+def load_exported(embedder: str | os.PathLike) -> SavedModelEmbedder:
+    """Return an exported embedder, or that of a retriever, loaded.
+
+    Args:
+        embedder: The path of an exported version.
+
+    Raises:
+        UserError: The embedder cannot be loaded or has other signatures.
+    """
+    backend = SavedModelEmbedder(embedder)
+    missing = [name for name in SIGNATURES if name not in backend.loaded.signatures]
+    if missing:
+        raise UserError(
+            f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}"
+        )
+    return backend
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """What embeds the items of a retriever.
+
+    Args:
+        backend: An exported embedder, loaded.
+        card: Its model card; empty where it has none.
+        model: Its fingerprint; empty where it is not known.
+    """
+
+    backend: SavedModelEmbedder
+    card: Mapping[str, Any]
+    model: str
+
+    @classmethod
+    def of(cls, embedder: AnyEmbedder | str | os.PathLike, scratch: Path) -> _Source:
+        """Load an exported version, or export a Keras embedder to an empty folder first."""
+        path = scratch
+        model = ""
+        if isinstance(embedder, AnyEmbedder):
+            model = fingerprint(embedder)
+            saved_model.write_saved_model(saved_model.in_float32(embedder), path)
+        else:
+            path = newest_version(Path(embedder))
+        card = read_json(path / CARD) if (path / CARD).is_file() else {}
+        return cls(load_exported(path), card, model or card.get("fingerprint", ""))
+
+    def embed_all(
+        self,
+        parts: Iterable[ImageDataset | RetrieverItems],
+        directory: str | os.PathLike,
+        skip_bad: bool,
+        report: Callable[[str], None],
+    ) -> RetrieverItems:
+        """Return the items of all parts, see `Retriever.build`."""
+        galleries = []
+        for part in parts:
+            if isinstance(part, ImageDataset):
+                part = RetrieverItems.of_images(self.backend, part, directory, skip_bad, report)
+            galleries.append(part)
+        signature = self.backend.loaded.signatures["embed_each"]
+        dimension = signature.structured_outputs["embedding"].shape[1]
+        return RetrieverItems.joined(galleries, dimension, self.model)
 
 
 class Retriever(Gallery):
@@ -213,8 +336,11 @@ class Retriever(Gallery):
         remedy = "copy the version again, or build it again"
         self.card = read_json(file, _CARD, remedy)
         compare_files(path, self.card["files"], str(file), remedy)
+        check_rule(self.card["per_class"])
         calibration = stored_calibration(self.card, file)
-        self.calibration = calibration and calibration.for_searches("euclidean", len(self))
+        self.calibration = calibration and calibration.for_searches(
+            "euclidean", len(self), self.card["per_class"]
+        )
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(
             Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"
@@ -233,6 +359,7 @@ class Retriever(Gallery):
         skip_bad: bool = False,
         report: Callable[[str], None] = logging.info,
         calibration: Calibration | str = "auto",
+        per_class: str = "nearest",
     ) -> Retriever:
         """Embed a gallery, write it as the next version of a retriever, and load that.
 
@@ -251,61 +378,26 @@ class Retriever(Gallery):
                 their class; classes on which the embedder was trained, by its model card, are not
                 asked for. `auto`: fpir=0.01, where they can show it. `none`. A `Calibration` with
                 `fpir`, or a JSON file of `tfdml evaluate` that has one.
+            per_class: What stands for a class, see `tfdml.retrieval.Identities`. By `mean` and
+                `max_of_means` the retriever holds the means, and finds classes. Items without a
+                class are then left out, and counted.
 
         Raises:
             UserError: An item is bad or occurs twice, there is none, the folder cannot be written,
-                or the threshold cannot be measured.
+                or the threshold cannot be measured or is of another rule.
         """
-        with tempfile.TemporaryDirectory() as name:
-            if isinstance(embedder, AnyEmbedder):
-                exported, model = Path(name), fingerprint(embedder)
-                saved_model.write_saved_model(saved_model.in_float32(embedder), exported)
-            else:
-                exported, model = newest_version(Path(embedder)), ""
-            about = read_json(exported / CARD) if (exported / CARD).is_file() else {}
-            model = model or about.get("fingerprint", "")
-            backend = load_exported(exported)
+        check_rule(per_class)
+        with tempfile.TemporaryDirectory() as scratch:
+            source = _Source.of(embedder, Path(scratch))
             parts = [items] if isinstance(items, ImageDataset | RetrieverItems) else items
-            galleries = [
-                part
-                if isinstance(part, RetrieverItems)
-                else RetrieverItems.of_images(backend, part, directory, skip_bad, report)
-                for part in parts
-            ]
-            gallery = joined(
-                galleries,
-                backend.loaded.signatures["embed_each"].structured_outputs["embedding"].shape[1],
-                model,
-            )
-            named = np.array([bool(name) for name in gallery.classes])
-            classes = np.asarray(gallery.classes, str)[named]
-            warn_of_indistinct(gallery.embeddings[named], classes, "euclidean")
-            threshold = _calibration(calibration, gallery, about, report)
+            gallery = source.embed_all(parts, directory, skip_bad, report)
+            if per_class != "nearest":
+                gallery = gallery.of_classes()
+            _warn_of_indistinct_items(gallery)
+            threshold = _calibration(calibration, gallery, source.card, report, per_class)
             if threshold is not None and not threshold.basis.model:
-                threshold = threshold.measured_on(model=model)
-            columns = gallery.columns()
-            columns |= {} if threshold is None else {"threshold": np.float32(threshold.threshold)}
-            with saved_model.new_version(folder) as (hidden, path):
-                write_graph(backend.loaded, hidden, columns)
-                saved_model.write_warm_up(hidden, tf.saved_model.load(str(hidden)).signatures)
-                common = {
-                    "signatures": [*saved_model.SIGNATURES, *SEARCHES],
-                    "calibration": threshold and threshold.to_dict(),
-                }
-                card = {
-                    "items": len(gallery),
-                    "classes": len({*gallery.classes} - {""}),
-                    "model": model,
-                    "embedding_dim": gallery.embeddings.shape[1],
-                    "distance": "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine",
-                    "max_results": MAX_RESULTS,
-                    **describe_files(hidden, saved_model.model_files(hidden)),
-                }
-                write_json(hidden / RETRIEVER_CARD, card | common)
-                if about:
-                    # For those who use a retriever as an embedder; the files that it lists are not
-                    # here.
-                    write_json(hidden / CARD, {**about, "artifacts": {}, **common})
+                threshold = threshold.measured_on(model=source.model)
+            path = _write(folder, source, gallery, per_class, threshold)
         return cls(path)
 
     @classmethod
@@ -321,23 +413,58 @@ class Retriever(Gallery):
         return cls(newest_version(Path(path)))
 
     def __len__(self) -> int:
-        return self.card["items"]
+        """Return the number of items, or of classes where those are found."""
+        return self.card["items" if self._finds_items else "classes"]
 
     def __repr__(self) -> str:
-        return f"Retriever({str(self.path)!r}: {len(self):,} items, {self.card['embedding_dim']}-d)"
+        found = "items" if self._finds_items else f"classes by {self.card['per_class']}"
+        return f"Retriever({str(self.path)!r}: {len(self):,} {found}, {self.about.dimension}-d)"
 
     @property
     def about(self) -> About:
         """See `Gallery.about`."""
-        return About("euclidean", self.card["embedding_dim"], self.card["model"])
+        card = self.card
+        return About("euclidean", card["embedding_dim"], card["model"], per_class=card["per_class"])
+
+    @property
+    def _finds_items(self) -> bool:
+        return self.card["per_class"] == "nearest"
 
     def gallery(self) -> RetrieverItems:
-        """Return the items."""
+        """Return the items.
+
+        Raises:
+            UserError: It holds classes.
+        """
+        self.check_holds_rows()
         table = self._loaded.table
         vectors = table["embeddings"].numpy()
         metadata = list(map(json.loads, _texts(table["metadata"])))
         names = _texts(table["ids"]), _texts(table["classes"])
         return RetrieverItems(vectors, *names, metadata, self.card["model"])
+
+    def identities(self, per_class: str, groups: str = "") -> Gallery:
+        """Return this retriever, whose rule was chosen when it was built.
+
+        Args:
+            per_class: As `Gallery.identities`.
+            groups: As `Gallery.identities`.
+
+        Raises:
+            UserError: It was built by another rule, or there are groups.
+        """
+        check_rule(per_class, groups or None)
+        own = self.card["per_class"]
+        if per_class != own:
+            raise UserError(
+                f"{self.address} was built by per_class={own}: build another, or leave it",
+                per_class=per_class,
+            )
+        return super().identities(per_class, groups)
+
+    def class_counts(self) -> dict[str, int]:
+        """See `Gallery.class_counts`."""
+        return self._in_memory().class_counts()
 
     def rows(self, most: int, ids: Sequence[str] | None = None) -> Rows:
         """See `Gallery.rows`; the columns are `path`, where the metadata have one, and `class`."""
@@ -347,6 +474,14 @@ class Retriever(Gallery):
         return self._in_memory()._rows_of_classes(classes)
 
     def _in_memory(self) -> MemoryGallery:
+        if not self._finds_items:
+            table = self._loaded.table
+            names = np.array(_texts(table["classes"]), object)
+            classes = names[table["entries"].numpy()].tolist()
+            vectors = table["embeddings"].numpy()
+            return MemoryGallery(
+                self.address, Rows(classes, vectors, {"class": classes}), self.about
+            )
         items = self.gallery()
         paths = [str(values.get("path", "")) for values in items.metadata]
         metadata = [json.dumps(values, sort_keys=True) for values in items.metadata]
@@ -391,8 +526,9 @@ class Retriever(Gallery):
             exact: As `Gallery.search`: it always is.
 
         Returns:
-            The neighbors of B queries, 1 for a single one. The columns are `class`; `metadata`, in
-            JSON; and, where there is a threshold, `accepted`, whether an item is within it.
+            The neighbors of B queries, 1 for a single one: items, or classes by another rule than
+            `nearest`. The columns are `class`; of items `metadata`, in JSON; and, where there is a
+            threshold, `accepted`, whether a neighbor is within it.
 
         Raises:
             UserError: A query is bad; it is named.
@@ -413,9 +549,10 @@ class Retriever(Gallery):
         exact: bool,
         distance: str,
     ) -> Neighbors:
+        names = ("class", "metadata") if self._finds_items else ("class",)
         if conditions:
             found = self._in_memory()._search(unit_rows(queries), k, conditions, exact, distance)
-            columns = {name: found.columns[name] for name in ("class", "metadata")}
+            columns = {name: found.columns[name] for name in names}
             if self.calibration is not None:
                 columns["accepted"] = found.distances <= np.float32(self.calibration.threshold)
             return dataclasses.replace(found, columns=columns)
@@ -424,6 +561,7 @@ class Retriever(Gallery):
         parts = [self._answer("search_embedding", embedding=block, k=most) for block in blocks]
         answer = {name: _joined_arrays(name, parts) for name in parts[0]}
         columns = {"class": answer["classes"], "metadata": answer["metadata"]}
+        columns = {name: columns[name] for name in names}
         if "accepted" in answer:
             columns["accepted"] = answer["accepted"]
         return Neighbors.padded(k, answer["ids"], answer["distances"], columns)
@@ -443,28 +581,6 @@ class Retriever(Gallery):
         }
 
 
-def joined(galleries: Sequence[RetrieverItems], dimension: int, model: str) -> RetrieverItems:
-    """Return the items of several galleries, whose embeddings have this dimension and are of this
-    model."""
-    for gallery in galleries:
-        check_same_model(gallery.model, model, "the gallery and the embedder")
-        if gallery.embeddings.shape[1] != dimension:
-            raise UserError(
-                f"gallery embeddings have {gallery.embeddings.shape[1]} dimensions, the embedder "
-                f"{dimension}"
-            )
-    columns: Any = (
-        [*itertools.chain(*(getattr(of, name) for of in galleries))]
-        for name in ("ids", "classes", "metadata")
-    )
-    return RetrieverItems(
-        np.concatenate(
-            [np.zeros((0, dimension), np.float32), *(of.embeddings for of in galleries)]
-        ),
-        *columns,
-    )
-
-
 def _texts(column: Any) -> list[str]:
     """Return the texts of a variable of the graph."""
     return [text.decode() for text in column.numpy()]
@@ -472,6 +588,15 @@ def _texts(column: Any) -> list[str]:
 
 def _joined_arrays(name: str, parts: Sequence[Mapping[str, np.ndarray]]) -> np.ndarray:
     return np.concatenate([part[name] for part in parts])
+
+
+def _as_json(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
+    kinds = (TypeError, ValueError, RecursionError)
+    with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {REASON}"):
+        return [
+            json.dumps(dict(values), ensure_ascii=False, sort_keys=True, allow_nan=False)
+            for values in metadata
+        ]
 
 
 def _bytes(image: Image) -> bytes:
@@ -489,11 +614,62 @@ def newest_version(path: Path) -> Path:
     return version
 
 
+def _write(
+    folder: str | os.PathLike,
+    source: _Source,
+    items: RetrieverItems,
+    per_class: str,
+    calibration: Calibration | None,
+) -> Path:
+    """Write the next version of a retriever, and return its path."""
+    table = items.table(per_class)
+    if calibration is not None:
+        table["threshold"] = np.float32(calibration.threshold)
+    common = {
+        "signatures": [*SIGNATURES, *SEARCHES],
+        "calibration": calibration and calibration.to_dict(),
+    }
+    num_classes = len({*items.classes} - {""})
+    dimension = items.embeddings.shape[1]
+    about = {
+        "items": len(items),
+        "classes": num_classes,
+        "per_class": per_class,
+        "model": source.model,
+        "embedding_dim": dimension,
+        "distance": _distance_of(per_class),
+        "max_results": MAX_RESULTS,
+    }
+    with saved_model.new_version(folder) as (hidden, path):
+        write_graph(source.backend.loaded, hidden, table)
+        saved_model.write_warm_up(hidden, tf.saved_model.load(str(hidden)).signatures)
+        files = describe_files(hidden, saved_model.model_files(hidden))
+        write_json(hidden / RETRIEVER_CARD, {**about, **files, **common})
+        if source.card:
+            # For those who use a retriever as an embedder; the files that it lists are not here.
+            write_json(hidden / CARD, {**source.card, "artifacts": {}, **common})
+    return path
+
+
+def _distance_of(per_class: str) -> str:
+    """Return what a card says of distances."""
+    if per_class == "nearest":
+        return "euclidean, of vectors of length 1: |f - g|^2 = 2 - 2 cosine"
+    return "euclidean, of a vector of length 1 to means of vectors of length 1"
+
+
+def _warn_of_indistinct_items(items: RetrieverItems) -> None:
+    has_class = np.array([bool(name) for name in items.classes])
+    classes = np.asarray(items.classes, str)[has_class]
+    warn_of_indistinct(items.embeddings[has_class], classes, "euclidean")
+
+
 def _calibration(
     option: Calibration | str,
     gallery: RetrieverItems,
     about: Mapping[str, Any],
     report: Callable[[str], None],
+    per_class: str = "nearest",
 ) -> Calibration | None:
     """Return the threshold that the argument `calibration` of `Retriever.build` means."""
     names = np.array(gallery.classes)
@@ -506,231 +682,12 @@ def _calibration(
             "gallery": gallery.embeddings,
             "gallery_labels": names,
             "own_rows": rows,
+            "per_class": per_class,
         }
         return calibrate(gallery.embeddings[rows], names[rows], **sides, **target)
 
-    calibration = (
-        choose_calibration(option, "fpir=0.01", measure, read_json, report)
-        if isinstance(option, str)
-        else option
-    )
-    return calibration and calibration.for_searches("euclidean")
-
-
-SEARCHES = ("search_bytes", "search_embedding", "search_each")
-# Neighbors of all queries of a request: what an answer may take.
-MAX_RESULTS = 4_000_000
-# Candidates beyond k, so that the rounding of the product rarely leaves open what is among the k.
-_SPARE = 4
-# In place of the neighbors of a query that is bad.
-_FILLERS = {
-    "indices": -1,
-    "labels": -1,
-    "distances": np.inf,
-    "similarities": -1.0,
-    "accepted": False,
-    "known": False,
-}
-
-Answer = dict[str, tf.Tensor]
-# The gallery: `embeddings` (N, d) float32 of length 1; `ids`, `classes` and `metadata` (N,)
-# strings; `labels` (N,) int64; and `threshold`, the largest distance of an accepted item, if there
-# is one.
-Table = Mapping[str, Any]
-
-
-def load_exported(embedder: str | os.PathLike) -> SavedModelEmbedder:
-    """Return an exported embedder, or that of a retriever, loaded.
-
-    Args:
-        embedder: The path of an exported version.
-
-    Raises:
-        UserError: The embedder cannot be loaded or has other signatures.
-    """
-    backend = SavedModelEmbedder(embedder)
-    missing = [name for name in SIGNATURES if name not in backend.loaded.signatures]
-    if missing:
-        raise UserError(
-            f"{embedder} is not an export of tfdml export: it has no signature {missing[0]}"
-        )
-    return backend
-
-
-def write_graph(loaded: Any, folder: str | os.PathLike, gallery: Table) -> None:
-    """Write a retriever's SavedModel around an exported embedder.
-
-    The embedder's signatures stay, and three are added. k is one int32, or one for each query, of
-    which the largest counts; where it is more than the gallery holds, the whole gallery comes back.
-
-    - `search_bytes`: `image_bytes` (B,) strings, `k` -> `indices`, `ids`, `distances` (Euclidean,
-      of vectors of length 1), `similarities` (cosines), `labels`, `classes` (their names),
-      `metadata` (JSON), each (B, k);
-    - `search_embedding`: `embedding` (B, d) float32, `k` -> the same;
-    - `search_each`: as `search_bytes`, and `error` (B,) strings: what is wrong with a query, whose
-      row is then filled with index -1, or empty. For a server that puts the queries of several
-      clients into one batch.
-
-    The first two fail on the first query that is bad, and name it. With a threshold, each has the
-    outputs `accepted` (B, k), whether a neighbor is within the threshold, and `known` (B,), whether
-    any is.
-
-    Args:
-        loaded: The SavedModel of the embedder.
-        folder: Where to write; an empty folder or none.
-        gallery: The items.
-    """
-    served = {name: loaded.signatures[name] for name in SIGNATURES}
-    module = tf.Module()
-    # Of a retriever without its gallery.
-    module.embedder = getattr(loaded, "embedder", loaded)
-    with tf.device("/CPU:0"):  # where strings live
-        module.table = {
-            name: tf.Variable(value, trainable=False, name=name) for name, value in gallery.items()
-        }
-
-    def by_bytes(image_bytes: tf.Tensor, k: tf.Tensor) -> Answer:
-        return search_embedding(
-            module.table, served["serving_default"](image_bytes=image_bytes)["embedding"], k
-        )
-
-    def by_embedding(embedding: tf.Tensor, k: tf.Tensor) -> Answer:
-        return search_embedding(module.table, embedding, k)
-
-    def by_each(image_bytes: tf.Tensor, k: tf.Tensor) -> Answer:
-        answer = served["embed_each"](image_bytes=image_bytes)
-        return search_each(module.table, answer["embedding"], answer["error"], k)
-
-    text, number = tf.TensorSpec((None,), tf.string), tf.TensorSpec(None, tf.int32)
-    vectors = tf.TensorSpec((None, gallery["embeddings"].shape[1]), tf.float32)
-    searches = zip(
-        SEARCHES, ((by_bytes, text), (by_embedding, vectors), (by_each, text)), strict=True
-    )
-    module.searches = {
-        name: tf.function(function, input_signature=[spec, number], autograph=False)
-        for name, (function, spec) in searches
-    }
-    with quiet():
-        tf.saved_model.save(module, str(folder), signatures={**served, **module.searches})
-
-
-def search(gallery: Table, queries: tf.Tensor, k: tf.Tensor, checks: list[tf.Operation]) -> Answer:
-    """Return the neighbors of queries, unless the answer would be too large.
-
-    Args:
-        gallery: What is searched.
-        queries: (B, d) float32, not zero.
-        k: Int32 of any shape; the largest counts.
-        checks: What must run before.
-
-    Returns:
-        Tensors (B, min(k, N)), see `write_graph`.
-    """
-    most = tf.minimum(tf.maximum(tf.reduce_max(k), 1), tf.shape(gallery["ids"])[0])
-    results = tf.cast(most, tf.int64) * tf.shape(queries, tf.int64)[0]
-    limits = f"must be at least 1, and {MAX_RESULTS} neighbors in all at most"
-    says = tf.strings.format(
-        "k: " + limits + "; k is {}, for {} queries", (k, tf.shape(queries)[0])
-    )
-    checks = [
-        *checks,
-        tf.debugging.Assert((tf.reduce_min(k) >= 1) & (results <= MAX_RESULTS), [says]),
-    ]
-    # The CPU is where float32 products are float32.
-    with tf.control_dependencies(checks), tf.device("/CPU:0"):
-        queries = queries / tf.reduce_max(
-            tf.abs(queries), 1, keepdims=True
-        )  # so that squares do not overflow
-        queries = queries / tf.norm(queries, axis=1, keepdims=True)
-        rows, squares = nearest(queries, tf.convert_to_tensor(gallery["embeddings"]), most)
-        answer = {
-            name: tf.gather(gallery[name], rows)
-            for name in ("ids", "labels", "classes", "metadata")
-        }
-        answer |= {"indices": tf.cast(rows, tf.int64), "distances": tf.sqrt(squares)}
-        answer["similarities"] = 1.0 - squares / 2.0
-        if "threshold" in gallery:
-            answer["accepted"] = answer["distances"] <= gallery["threshold"]
-            answer["known"] = tf.reduce_any(answer["accepted"], 1)
-        return answer
-
-
-def search_embedding(gallery: Table, embedding: tf.Tensor, k: tf.Tensor) -> Answer:
-    """Return the signature `search_embedding`; an embedding of another length is brought to 1."""
-    finite = tf.reduce_all(tf.math.is_finite(embedding), 1)
-    fault = tf.where(tf.reduce_any(embedding != 0.0, 1), "", "has length 0")
-    faults = tf.where(finite, fault, "holds NaN or infinite values")
-    return search(gallery, embedding, k, [refuse(faults, "embedding")])
-
-
-def search_each(gallery: Table, embedding: tf.Tensor, error: tf.Tensor, k: tf.Tensor) -> Answer:
-    """Return the signature `search_each`, from what `embed_each` gives: what is wrong with a query
-    fails no other."""
-    good = (error == "")[:, None]
-    # Any direction will do for the others.
-    answer = search(gallery, tf.where(good, embedding, 1.0), k, [])
-    for name, values in answer.items():
-        filler = tf.constant(_FILLERS.get(name, ""), values.dtype)
-        answer[name] = tf.where(good if values.shape.rank == 2 else good[:, 0], values, filler)
-    return {**answer, "error": error}
-
-
-def nearest(queries: tf.Tensor, gallery: tf.Tensor, k: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the k rows of the gallery that are nearest to each query, nearest first, equally near
-    ones by row.
-
-    Candidates are found by one product, then measured from differences, |q - g|^2, in float64, so
-    that exact copies are at exactly 0. Where the rounding of the product leaves open what is among
-    the k, candidates are found once more in float64.
-
-    Args:
-        queries: (B, d) float32 of length 1.
-        gallery: (N, d) float32 of length 1.
-        k: Scalar int32, at least 0.
-
-    Returns:
-        (B, min(k, N)) int32 rows and float32 squared distances.
-
-    Example:
-        >>> nearest(tf.eye(2), tf.constant([[0.6, 0.8], [1.0, 0.0]]), tf.constant(1))[0].numpy()
-        array([[1],
-               [0]], dtype=int32)
-    """
-    count = tf.shape(gallery)[0]
-    k = tf.minimum(k, count)
-    number = tf.minimum(k + _SPARE, count)
-    slack = (8 + gallery.shape[1] ** 0.5) * float(np.finfo(np.float32).eps)
-
-    def distances(pair: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        query, rows = pair
-        candidates = tf.cast(tf.gather(gallery, rows), tf.float64)
-        return tf.reduce_sum(tf.math.squared_difference(candidates, tf.cast(query, tf.float64)), 1)
-
-    def best(products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Return the rows, their squared distances, and the least product of a candidate."""
-        scores, candidates = tf.math.top_k(products, number)
-        candidates = tf.sort(candidates, axis=1)  # top_k prefers what comes first
-        squares = tf.cond(  # as nothing can be mapped to nothing
-            tf.size(queries) > 0,
-            lambda: tf.map_fn(
-                distances,
-                (queries, candidates),
-                fn_output_signature=tf.TensorSpec((None,), tf.float64),
-            ),
-            lambda: tf.zeros(tf.shape(candidates), tf.float64),
-        )
-        nearness, places = tf.math.top_k(-squares, k)
-        rows = tf.gather(candidates, places, batch_dims=1)
-        return rows, -nearness, tf.cast(tf.reduce_min(scores, 1), tf.float64)
-
-    def best_in_float64() -> tuple[tf.Tensor, tf.Tensor]:
-        # Which shows that lengths are 1 but for rounding.
-        exact = tf.cast(gallery, tf.float64)
-        products = tf.matmul(tf.cast(queries, tf.float64), exact, transpose_b=True)
-        return best(products - tf.reduce_sum(exact * exact, 1) / 2)[:2]
-
-    rows, squares, last = best(tf.matmul(queries, gallery, transpose_b=True))
-    settled = tf.reduce_all(1 - tf.reduce_max(squares, 1) / 2 >= last + slack)
-    done = settled | (number >= count) | (k < 1)
-    rows, squares = tf.cond(done, lambda: (rows, squares), best_in_float64)
-    return rows, tf.cast(squares, tf.float32)
+    if isinstance(option, str):
+        calibration = choose_calibration(option, "fpir=0.01", measure, read_json, report)
+    else:
+        calibration = option
+    return calibration and calibration.for_searches("euclidean", per_class=per_class)

@@ -237,13 +237,10 @@ class Gallery(abc.ABC):
         """
         check_rule(per_class, groups or None)
         about = self._existing()
-        if per_class == about.per_class:
+        if per_class == about.per_class and not groups:
             return self
-        if about.per_class != "nearest":
-            raise UserError(
-                f"{self.address} holds classes by per_class={about.per_class}, not their images",
-                per_class=per_class,
-            )
+        with user_errors(UserError, REASON, per_class=per_class):
+            self.check_holds_rows()
         names: list[str] = []
         vectors = [np.zeros((0, about.dimension), np.float32)]
         for rows in self._rows_by_class():
@@ -257,6 +254,15 @@ class Gallery(abc.ABC):
             warn(f"{self.address}: {left_out:,} rows without a class are left out")
         rows = Rows(names, np.concatenate(vectors), {"class": names})
         return MemoryGallery(self.address, rows, dataclasses.replace(about, per_class=per_class))
+
+    def check_holds_rows(self) -> None:
+        """Raise a `UserError` where there is no table, or it holds classes and not their rows."""
+        rule = self._existing().per_class
+        if rule != "nearest":
+            raise UserError(
+                f"{self.address} holds classes by per_class={rule}, not their images: name what it "
+                "was made from"
+            )
 
     def _rows_by_class(self) -> Iterator[Rows]:
         """Yield all rows that have a class, those of a class together."""

@@ -161,8 +161,9 @@ def pictures_of_gallery(gallery: Gallery, folder: str, model: str) -> Pictures:
         model: The fingerprint of what embeds queries.
 
     Raises:
-        UserError: As `pictures_of`.
+        UserError: As `pictures_of`, or the gallery holds classes.
     """
+    gallery.check_holds_rows()
     rows = gallery.rows(MOST_ROWS + 1)
     about = gallery.check(rows.vectors.shape[1], model, "queries")
     if not 0 < len(rows.ids) <= MOST_ROWS:

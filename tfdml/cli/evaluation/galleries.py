@@ -96,6 +96,7 @@ class GallerySide:
             about = gallery.about
             if about is None or not len(gallery):
                 raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
+            gallery.check_holds_rows()
             rows = gallery.rows(len(gallery))
             classes = np.array(rows.columns["class"], object)
             return cls(rows.vectors, classes, about.model, about.classes_are_numbers)
