@@ -109,6 +109,20 @@ def test_table_holds_the_metrics_in_percent(report):
     assert "25.0 – 50.0" in tiles["text"]
 
 
+def test_each_rate_at_the_threshold_has_a_row_of_three_numbers(tmp_path):
+    embeddings, labels = embedded(classes=8)
+    run = Run("toys", {"metrics": {}})
+    write_report(tmp_path / "r.html", run, made(labels), embeddings, target={"fpir": 0.2})
+    text = (tmp_path / "r.html").read_text("utf-8")
+    rows = rows_of(text, "Rates at the threshold")
+    images = ("expected", "these images")
+    assert [row[0] for row in rows] == [
+        f"{rate}, {of}" for rate in ("FPIR", "TPIR") for of in images
+    ]
+    assert {len(row) for row in rows} == {4}
+    assert "Expected: on the images" in check_page(text).section("same-or-different")
+
+
 def test_neighbors_have_their_pictures_distances_and_marks(report):
     """Gray value 5 i shows which image a thumbnail was made of."""
     embeddings, labels = report["data"]
