@@ -1,20 +1,17 @@
 """Compare what stands for a class of several images: nearest, mean and max_of_means.
 
-  python -m benchmarks.identities --embeddings=vectors.npz --splits=20
+  python -m benchmarks.identities --embeddings Cars-196=cars.npz Omniglot=omniglot.npz
 
-`vectors.npz` has `embeddings` and `labels` of classes that the embedder was not trained on. Each
-split halves the classes at random, and each half has a gallery of so many images of half of its
-classes. The other images of these classes are known queries, the images of the other classes
-strangers. The threshold at FPIR 5 % comes from one half, the rates from the other. Where a gallery
-has all images of its classes, each is left out in turn. NumPy alone.
+Each file has `embeddings` and `labels` of classes that the embedder was not trained on. Each split
+halves the classes at random, and each half has a gallery of so many images of half of its classes.
+The other images of these classes are known queries, the images of the other classes strangers. The
+threshold at FPIR 5 % comes from one half, the rates from the other. Where a gallery has all images
+of its classes, each is left out in turn. NumPy alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,9 +19,10 @@ import numpy as np
 from tfdml.evaluation.identification import Searches, largest_threshold
 from tfdml.registry import PER_CLASS
 from tfdml.retrieval.exact import unit_rows
+from tools.numbers import Results, command_line
 
 FPIR = 0.05
-COLUMNS = ("images a class", "per_class", "FPIR", "TPIR", "nearest class is right")
+COLUMNS = ("data", "images a class", "`per_class`", "FPIR", "TPIR", "nearest class is right")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +68,9 @@ class Side:
         return np.mean(strangers <= threshold), np.mean(answered), np.mean(known.right)
 
 
-def row_of(vectors: np.ndarray, labels: np.ndarray, rule: str, images: int, splits: int) -> list:
+def cells_of(
+    vectors: np.ndarray, labels: np.ndarray, rule: str, images: int, splits: int
+) -> list[str]:
     """Return the rates of a rule: means, and the middle 95 % of the splits."""
     values = []
     for split in range(splits):
@@ -84,28 +84,33 @@ def row_of(vectors: np.ndarray, labels: np.ndarray, rule: str, images: int, spli
     for column in 100 * np.array(values).T:
         low, high = np.quantile(column, (0.025, 0.975))
         cells.append(f"{column.mean():.1f} % [{low:.1f}, {high:.1f}]")
-    return [str(images), rule, *cells]
+    return cells
+
+
+def rules_of(images: int) -> dict[str, str]:
+    """Return the rules by what is printed of them; they are one where a class has one image."""
+    if images == 1:
+        return {"any": "nearest"}
+    return {f"`{rule}`": rule for rule in PER_CLASS}
 
 
 def main() -> None:
-    """Print the table of stored embeddings."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--embeddings", type=Path, required=True)
-    parser.add_argument("--splits", type=int, default=20)
+    """Print the table, and write it to `--json`."""
+    parser = command_line(__doc__)
+    parser.add_argument("--embeddings", nargs="+", required=True, metavar="NAME=FILE")
+    parser.add_argument("--splits", type=int, default=10)
     parser.add_argument("--images", type=int, nargs="+", default=[1, 5, 20])
-    parser.add_argument("--out", type=Path)
     flags = parser.parse_args()
-    with np.load(flags.embeddings) as stored:
-        vectors = np.asarray(unit_rows(stored["embeddings"]), np.float32)
-        labels = stored["labels"]
-    rows = []
-    for images in flags.images:
-        for rule in PER_CLASS:
-            rows.append(row_of(vectors, labels, rule, images, flags.splits))
-            print("  ".join(rows[-1]), flush=True)
-    if flags.out:
-        table = {"columns": COLUMNS, "rows": rows}
-        flags.out.write_text(json.dumps(table, indent=1) + "\n")
+    add = Results(flags.json).table("table", *COLUMNS)
+    for text in flags.embeddings:
+        name, _, path = text.partition("=")
+        with np.load(path) as stored:
+            vectors = np.asarray(unit_rows(stored["embeddings"]), np.float32)
+            labels = stored["labels"]
+        for images in flags.images:
+            for label, rule in rules_of(images).items():
+                cells = cells_of(vectors, labels, rule, images, flags.splits)
+                add(name, images, label, *cells)
 
 
 if __name__ == "__main__":

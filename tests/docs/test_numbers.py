@@ -47,7 +47,7 @@ PAGES = {
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",
     ],
-    "docs/verification.md": ["verification/table", "spread/spread"],
+    "docs/verification.md": ["verification/table", "spread/spread", "identities/table"],
 }
 
 
