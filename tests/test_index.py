@@ -9,6 +9,7 @@ from tests.models.networks import tiny_embedder
 from tfdml.embeddings import read_embeddings
 from tfdml.errors import UserError
 from tfdml.evaluation import KNNClassifier
+from tfdml.retrieval import About, MemoryGallery, Rows
 
 
 def images(labels, seed):
@@ -90,6 +91,35 @@ def test_an_index_is_saved_and_loaded_whole(index, model, tmp_path, names):
     with pytest.raises(UserError, match="index exists: choose another folder"):
         index.save(tmp_path / "new" / "index")
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["index"]
+
+
+@pytest.mark.parametrize("rule", ["mean", "max_of_means"])
+def test_an_index_keeps_to_its_rule(model, tmp_path, rule):
+    index = tfdml.Index(model, per_class=rule)
+    index.add(images(LABELS, 0), np.array(["ant", "bee", "cat", "dog", "eel", "fox"])[LABELS])
+    queries = images([5, 0, 2], 2)
+    gallery, names = index.embeddings, index.labels
+    rows = Rows([str(row) for row in range(18)], gallery, {"class": names.tolist()})
+    memory = MemoryGallery("index", rows, About("euclidean", 8)).identities(rule)
+    expected = memory.search(index.embed(queries), 3)
+    index.calibration = index.calibrate(
+        images(np.repeat([1, 3, 4, 6], 8), 3), ["nobody"] * 32, fpir=0.5
+    )
+    assert index.calibration.basis.per_class == rule
+    index.save(tmp_path / "index")
+    for read in (index, tfdml.Index.load(tmp_path / "index")):
+        results = read.search(queries, k=9)
+        assert results.column("id").tolist() == expected.ids.ravel().tolist()
+        np.testing.assert_allclose(
+            results.column("distance"), expected.distances.ravel(), rtol=1e-6
+        )
+        classes = read.classify(queries).labels
+        is_known = classes != "unknown"
+        assert is_known.any()
+        assert classes[is_known].tolist() == expected.ids[is_known, 0].tolist()
+    index.per_class = "nearest"
+    with pytest.raises(UserError, match=f"per_class='{rule}'"):
+        index.classify(queries)
 
 
 @pytest.mark.parametrize(

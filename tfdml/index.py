@@ -24,10 +24,12 @@ from tfdml.errors import UserError, check_positive
 from tfdml.evaluation.calibration import Calibration, calibrate, stored_calibration
 from tfdml.evaluation.classification import KNNClassifier, Predictions
 from tfdml.evaluation.relevance import ids_or_names, joined_labels
-from tfdml.io.files import partial_folder, read_json, write_json
+from tfdml.io.files import Kinds, partial_folder, read_json, write_json
 from tfdml.names import ID, clean
 from tfdml.results import RetrievalResults
 from tfdml.retrieval.exact import check_embeddings
+from tfdml.retrieval.galleries import Neighbors
+from tfdml.retrieval.identities import Identities, check_rule
 
 _EMBEDDINGS = "embeddings.parquet"
 _MODEL = "model.keras"
@@ -45,6 +47,11 @@ class Index:
             `tfdml.models.Embedder`.
         distance: `euclidean`, `sqeuclidean`, `cosine` or `dot`.
         batch_size: Images that are embedded at once.
+        per_class: What stands for a class, in `search`, `calibrate` and `classify`: `nearest` (each
+            image), `mean` or `max_of_means`, see `tfdml.retrieval.Identities`.
+
+    Raises:
+        UserError: There is no such rule, or the batch size is below 1.
 
     Example:
         >>> index = tfdml.Index(model)
@@ -59,9 +66,18 @@ class Index:
         True
     """
 
-    def __init__(self, model: Any, *, distance: str = "euclidean", batch_size: int = 100):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        distance: str = "euclidean",
+        batch_size: int = 100,
+        per_class: str = "nearest",
+    ):
         check_positive(batch_size=batch_size)
+        check_rule(per_class)
         self.model = model
+        self.per_class = per_class
         self.distance = distance
         self.batch_size = batch_size
         self.embeddings: np.ndarray | None = None
@@ -128,15 +144,18 @@ class Index:
         self.ids = [*self.ids, *ids]
 
     def search(self, x: Any, k: int = 10) -> RetrievalResults:
-        """Return the k nearest images of each query.
+        """Return the k nearest images of each query, or by another rule than `nearest` the k
+        nearest classes.
 
         Args:
             x: (Q, ...) images, or batches of them.
             k: How many; all, where there are fewer.
 
         Raises:
-            UserError: The index is empty.
+            UserError: The index is empty, or has no labels where classes are searched.
         """
+        if self.per_class != "nearest":
+            return self._search_classes(self.embed(x), k)
         gallery = self._filled()
         return RetrievalResults.search(
             self.embed(x),
@@ -146,6 +165,15 @@ class Index:
             k=k,
             distance=self.distance,
         )
+
+    def _search_classes(self, queries: np.ndarray, k: int) -> RetrievalResults:
+        gallery, labels = self._labeled()
+        classes, numbers = np.unique(labels, return_inverse=True)
+        identities = Identities(gallery, numbers, self.per_class, self.distance)
+        near, distances = identities.search(queries, min(k, len(classes)))
+        names = np.array(list(map(str, classes)), object)[near]
+        neighbors = Neighbors(names, distances, {"class": names})
+        return RetrievalResults.of_neighbors(list(map(str, range(len(queries)))), neighbors)
 
     def calibrate(
         self, x: Any = None, y: Any = None, *, fpir: float = 0.01, unknown: Any = None
@@ -169,8 +197,9 @@ class Index:
         """
         gallery, labels = self._labeled()
         model = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
+        rule: dict[str, Any] = {"distance": self.distance, "per_class": self.per_class}
         if x is None:
-            calibration = calibrate(gallery, labels, fpir=fpir, distance=self.distance)
+            calibration = calibrate(gallery, labels, fpir=fpir, **rule)
         else:
             calibration = calibrate(
                 self.embed(x),
@@ -179,7 +208,7 @@ class Index:
                 gallery=gallery,
                 gallery_labels=labels,
                 unknown=unknown,
-                distance=self.distance,
+                **rule,
             )
         return calibration.measured_on(model=model)
 
@@ -189,13 +218,17 @@ class Index:
 
         Args:
             x: (Q, ...) images, or batches of them.
-            k: How many images vote.
+            k: How many images vote; by the means it is the nearest class.
 
         Raises:
-            UserError: The index is empty or has no labels.
+            UserError: The index is empty or has no labels, or the threshold is of another rule.
         """
         classifier = KNNClassifier(
-            *self._labeled(), k=k, distance=self.distance, threshold=self.calibration
+            *self._labeled(),
+            k=k,
+            distance=self.distance,
+            per_class=self.per_class,
+            threshold=self.calibration,
         )
         return classifier.classify(self.embed(x))
 
@@ -226,7 +259,11 @@ class Index:
         if self.labels is not None and self.labels.dtype.kind not in "iu":
             images["class"] = self.labels.tolist()
             images["label"] = np.unique(images["class"], return_inverse=True)[1]
-        about = {"distance": self.distance, "batch_size": self.batch_size}
+        about = {
+            "distance": self.distance,
+            "batch_size": self.batch_size,
+            "per_class": self.per_class,
+        }
         about["model"] = fingerprint(self.model) if isinstance(self.model, keras.Model) else ""
         with partial_folder(folder.parent) as partial:
             write_file(partial / _EMBEDDINGS, table_of(images, gallery))
@@ -251,7 +288,8 @@ class Index:
                 another one.
         """
         folder = Path(folder)
-        about = read_json(folder / _ABOUT, {"distance": str, "batch_size": int, "model": str})
+        kinds: Kinds = {"distance": str, "batch_size": int, "per_class": str, "model": str}
+        about = read_json(folder / _ABOUT, kinds)
         if model is None:
             if not (folder / _MODEL).is_file():
                 raise UserError(f"{folder} holds no model: give the one that embedded its images")
@@ -261,7 +299,12 @@ class Index:
             fingerprint(model) if isinstance(model, keras.Model) else "",
             f"{folder} and model",
         )
-        index = cls(model, distance=about["distance"], batch_size=about["batch_size"])
+        index = cls(
+            model,
+            distance=about["distance"],
+            batch_size=about["batch_size"],
+            per_class=about["per_class"],
+        )
         stored = read_embeddings(folder / _EMBEDDINGS)
         index.embeddings, index.ids = stored.embeddings, list(stored.names)
         index.labels = stored.labels
