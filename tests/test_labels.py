@@ -14,7 +14,7 @@ from tfdml.losses import ContrastiveLoss
 from tfdml.mining import BatchHardMiner
 from tfdml.objectives import JointMMD, MetricLoss
 from tfdml.pairs import Pairs
-from tfdml.retrieval.exact import confusable_classes
+from tfdml.retrieval import confusable_classes
 
 LABELS = np.array([0, 1, 0, 1, 1, 0, 0, 1])
 POINTS = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")

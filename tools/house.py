@@ -38,9 +38,7 @@ SHAPES = (
 )
 
 #: Places of packages that are still to be rewritten.
-OPEN: dict[str, int] = {
-    "retrieval": 8,
-}
+OPEN: dict[str, int] = {}
 
 #: Functions, as `tfdml/losses/base.py:Loss.call`, that keep such a place, and why.
 EXCEPTIONS: dict[str, str] = {}

@@ -1,22 +1,17 @@
 """Exact nearest neighbors by brute force: checks of embeddings, blocks of scores, the few best of
-each row.
-
-And `confusable_classes`: which classes an embedder takes for one another, by a search of the
-training set.
-"""
+each row."""
 
 import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tfdml.errors import UserError, check_choice
-from tfdml.labels import integer_labels
 from tfdml.registry import DISTANCES
 
 # Called with a slice of B queries and (B, m) rows of the gallery: (B, m) bool, which are left out.
@@ -153,7 +148,8 @@ def neighbor_blocks(
     check_choice("distance", distance, DISTANCES)
     queries, gallery, own_rows = check_sides(queries, gallery, own_rows)
     if gallery is None:
-        gallery, own_rows = queries, np.arange(len(queries))
+        gallery = queries
+        own_rows = np.arange(len(queries))
     available = len(gallery) - (own_rows is not None)
     if not 1 <= k <= available:
         besides = " besides the query itself" if own_rows is not None else ""
@@ -161,40 +157,11 @@ def neighbor_blocks(
             f"k must be in 1 .. {available}, the gallery images there are{besides}; got {k}"
         )
     if own_rows is not None:
-        ignored, most_ignored = _or_own(own_rows, ignored), most_ignored + 1
-    frame = frame_of(queries, gallery, distance)
-
-    def in_chunks() -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
-        # The k nearest of the whole are among the k nearest of each chunk, and all are measured in
-        # one frame.
-        dim = gallery.shape[1]
-        # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors
-        # that are being merged.
-        chunk_rows = min(max(memory_budget // (12 * dim), k), len(gallery))
-        for block in row_blocks(len(queries), max(memory_budget // (8 * dim + 96 * k), 1)):
-            rows, distances = (
-                np.zeros((block.stop - block.start, 0), np.int64),
-                np.zeros((block.stop - block.start, 0)),
-            )
-            for chunk in row_blocks(len(gallery), chunk_rows):
-                space = Space(queries[block], gallery[chunk], frame)
-                hidden = None if ignored is None else _shifted(ignored, block.start, chunk.start)
-                depth = min(k, chunk.stop - chunk.start)
-                parts = list(ranked_blocks(space, depth, memory_budget, hidden, most_ignored))
-                near = np.concatenate([columns for _, columns, _ in parts])
-                rows = np.concatenate([rows, np.where(near < 0, near, chunk.start + near)], axis=1)
-                distances = np.concatenate(
-                    [distances, np.concatenate([far for _, _, far in parts])], axis=1
-                )
-                rows, distances = nearest_first(rows, distances, k)
-            yield block, rows, distances
-
-    whole = None if is_memory_mapped(gallery) else Space(queries, gallery, frame)
-    blocks = (
-        in_chunks()
-        if whole is None
-        else ranked_blocks(whole, k, memory_budget, ignored, most_ignored)
-    )
+        ignored = _or_own(own_rows, ignored)
+        most_ignored += 1
+    space = Space(queries, gallery, frame_of(queries, gallery, distance))
+    ranked = _ranked_by_chunks if is_memory_mapped(gallery) else ranked_blocks
+    blocks = ranked(space, k, memory_budget, ignored, most_ignored)
     return ((block, rows, in_float32(distances, distance)) for block, rows, distances in blocks)
 
 
@@ -261,13 +228,19 @@ def nearest_neighbors(
         >>> indices.ravel().tolist(), distances.ravel().tolist()
         ([1, 0, 1], [1.0, 1.0, 2.0])
     """
-    blocks = list(
-        neighbor_blocks(
-            queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget
-        )
+    blocks = neighbor_blocks(
+        queries, gallery, k=k, distance=distance, own_rows=own_rows, memory_budget=memory_budget
     )
-    rows = np.concatenate([near for _, near, _ in blocks])
-    distances = np.concatenate([far for _, _, far in blocks])
+    return _joined(blocks)
+
+
+def _joined(
+    blocks: Iterable[tuple[slice, np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and distances of all queries from those of blocks of queries."""
+    parts = list(blocks)
+    rows = np.concatenate([near for _, near, _ in parts])
+    distances = np.concatenate([far for _, _, far in parts])
     return rows, distances
 
 
@@ -407,13 +380,12 @@ def frame_of(queries: np.ndarray, gallery: np.ndarray, distance: str) -> Frame:
         spread = np.abs(sample - center)
         grid = _power_of_two(float(np.median(spread) or spread.mean())) / 8
         shift = (np.round(center / grid) * grid).astype(np.float32)
-    sides = [gallery] if queries is gallery else [gallery, queries]
-    extremes = [
-        np.abs(edge - shift).max()
-        for side in sides
-        for edge in (side.min(axis=0), side.max(axis=0))
-    ]
-    return Frame(distance, shift, _power_of_two(float(max(extremes))))
+    largest = 0.0
+    for side in [gallery] if queries is gallery else [gallery, queries]:
+        lowest = np.abs(side.min(axis=0) - shift).max()
+        highest = np.abs(side.max(axis=0) - shift).max()
+        largest = max(largest, float(lowest), float(highest))
+    return Frame(distance, shift, _power_of_two(largest))
 
 
 def _has_gpu() -> bool:
@@ -596,7 +568,7 @@ def ranked_blocks(
     padded = -(-size // group) * group
     # Scores; maxima of groups and their order; members of the best groups.
     per_query = 4 * padded + 12 * (padded // group) + 28 * candidates * group
-    rows = max(1, min(min(memory_budget, _BLOCK) // per_query, len(space.queries)))
+    queries_at_once = max(1, min(min(memory_budget, _BLOCK) // per_query, len(space.queries)))
     # The rounding error of a score is below this share of (|q|^2 + |g|^2) / 2: of sums in any usual
     # order.
     slack = (8 + dim**0.5) * float(np.finfo(np.float32).eps)
@@ -606,24 +578,58 @@ def ranked_blocks(
         columns, least = _top_columns(scores_of(block), candidates, group)
         return columns, least.astype(np.float64)
 
-    def nearest_of(block: slice, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        far = measure(space.queries[block], space.gallery, columns, space.frame.distance)
-        if ignored is not None:
-            hidden = ignored(block, columns)
-            columns, far = np.where(hidden, -1, columns), np.where(hidden, np.inf, far)
-        return nearest_first(columns, far, k)
-
-    for block, (columns, least) in one_ahead(columns_of, len(space.queries), rows):
-        near, far = nearest_of(block, columns)
+    for block, (columns, least) in one_ahead(columns_of, len(space.queries), queries_at_once):
+        near, far = _measured(space, block, columns, k, ignored)
         if candidates < size:
-            unsure = block.start + np.flatnonzero(~_settled(space, block, far[:, -1], least, slack))
-            for some in row_blocks(len(unsure), max(1, memory_budget // (16 * size))):
-                for query, wider in zip(
-                    unsure[some], _float64_columns(space, unsure[some], candidates), strict=True
-                ):
-                    place = query - block.start
-                    near[place], far[place] = nearest_of(slice(query, query + 1), wider[None])
+            is_settled = _settled(space, block, far[:, -1], least, slack)
+            unsure = block.start + np.flatnonzero(~is_settled)
+            columns_in_float64 = _float64_columns(space, unsure, candidates, memory_budget)
+            for query, wider in zip(unsure, columns_in_float64, strict=True):
+                place = query - block.start
+                own = slice(query, query + 1)
+                near[place], far[place] = _measured(space, own, wider[None], k, ignored)
         yield block, near, far
+
+
+def _measured(
+    space: Space, block: slice, columns: np.ndarray, k: int, ignored: Ignored | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k nearest of the candidates (B, m) of a block of queries, and their distances."""
+    distances = measure(space.queries[block], space.gallery, columns, space.frame.distance)
+    if ignored is not None:
+        is_hidden = ignored(block, columns)
+        columns = np.where(is_hidden, -1, columns)
+        distances = np.where(is_hidden, np.inf, distances)
+    return nearest_first(columns, distances, k)
+
+
+def _ranked_by_chunks(
+    space: Space, k: int, memory_budget: int, ignored: Ignored | None = None, most_ignored: int = 0
+) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
+    """As `ranked_blocks`, one chunk of the gallery at a time.
+
+    The k nearest of the whole are among the k nearest of each chunk, and all are measured in one
+    frame.
+    """
+    size, dim = space.gallery.shape
+    # Three copies of a chunk are alive at once; of a query, two, and two lists of neighbors that
+    # are being merged.
+    chunks = row_blocks(size, min(max(memory_budget // (12 * dim), k), size))
+    queries_at_once = max(memory_budget // (8 * dim + 96 * k), 1)
+    for block in row_blocks(len(space.queries), queries_at_once):
+        count = block.stop - block.start
+        rows = np.zeros((count, 0), np.int64)
+        distances = np.zeros((count, 0))
+        for chunk in chunks:
+            part = Space(space.queries[block], space.gallery[chunk], space.frame)
+            hidden = None if ignored is None else _shifted(ignored, block.start, chunk.start)
+            depth = min(k, chunk.stop - chunk.start)
+            near, far = _joined(ranked_blocks(part, depth, memory_budget, hidden, most_ignored))
+            near = np.where(near < 0, near, chunk.start + near)
+            rows = np.concatenate([rows, near], axis=1)
+            distances = np.concatenate([distances, far], axis=1)
+            rows, distances = nearest_first(rows, distances, k)
+        yield block, rows, distances
 
 
 def _settled(
@@ -650,9 +656,19 @@ def _settled(
     ).tiny
 
 
-def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[np.ndarray]:
+def _float64_columns(
+    space: Space, queries: np.ndarray, count: int, memory_budget: int
+) -> Iterator[np.ndarray]:
     """Yield for each query the gallery rows that may be among its `count` nearest, by products in
     float64."""
+    queries_at_once = max(1, memory_budget // (16 * len(space.gallery)))
+    for some in row_blocks(len(queries), queries_at_once):
+        yield from _float64_columns_of_block(space, queries[some], count)
+
+
+def _float64_columns_of_block(
+    space: Space, queries: np.ndarray, count: int
+) -> Iterator[np.ndarray]:
     points = space.frame.place(space.queries[queries].astype(np.float64))
     half = np.empty((len(queries), len(space.gallery)))
     for part in row_blocks(len(space.gallery), _ROWS_AT_ONCE):
@@ -668,92 +684,3 @@ def _float64_columns(space: Space, queries: np.ndarray, count: int) -> Iterator[
             nearer = np.argsort(row[columns] > limit - rounding, kind="stable")
             columns = np.sort(columns[nearer[: 8 * count]])
         yield columns
-
-
-def confusable_classes(
-    embeddings: Any,
-    labels: Any,
-    *,
-    most: int = 32,
-    neighbors: int = 50,
-    skip_top: int = 0,
-    relative_margin: float | None = None,
-) -> np.ndarray:
-    """Return of each class the others whose images are most often near its own.
-
-    Each image searches the images of other classes, by cosine. Its nearest ones vote for their
-    classes, and a class lists the others by the votes of its images; of as many votes, the lower
-    class comes first. `skip_top` and `relative_margin` leave out images that may be of the same
-    class in truth, as `range_min` and `relative_margin` of sentence-transformers'
-    `mine_hard_negatives` do.
-
-    Args:
-        embeddings: (N, d).
-        labels: (N,) class ids.
-        most: Classes that are listed at most.
-        neighbors: Images of other classes, after those that are skipped, that vote.
-        skip_top: How many of the nearest images of other classes each image skips.
-        relative_margin: Leave out an image whose cosine with the searching one is above 1 -
-            `relative_margin` times the mean cosine of the latter with the other images of its
-            class; 0.05 keeps what is at most 95 % as similar. None: leave out none. An image that
-            is alone in its class leaves out none.
-
-    Returns:
-        (C, most) int32 positions of classes in ascending order of their ids; -1 where there are
-        fewer.
-
-    Raises:
-        UserError: A number is out of range, or the embeddings and labels do not go together.
-
-    Example:
-        >>> confusable_classes([[1.0, 0.0], [0.0, 1.0], [0.9, 0.1]], [5, 6, 7], most=1,
-        ...     neighbors=1).ravel().tolist()
-        [2, 2, 0]
-    """
-    embeddings, labels = check_embeddings(embeddings), integer_labels(labels)
-    if len(labels) != len(embeddings):
-        raise UserError(f"{len(embeddings)} embeddings, but {len(labels)} labels")
-    if min(most, neighbors) < 1 or skip_top < 0 or not 0 <= (relative_margin or 0) < 1:
-        raise UserError(
-            "must be at least 1, skip_top at least 0, relative_margin in [0, 1)",
-            most=...,
-            neighbors=...,
-        )
-    classes, own, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    table = np.full((len(classes), most), -1, np.int32)
-    if len(classes) < 2:
-        return table
-    highest = np.full(len(own), np.inf)
-    if relative_margin is not None:
-        positive = _mean_positive_cosines(embeddings, own, counts)
-        highest = np.where(counts[own] > 1, positive - relative_margin * np.abs(positive), np.inf)
-    votes = []
-    blocks = neighbor_blocks(
-        embeddings,
-        k=min(skip_top + neighbors, len(own) - int(counts.min())),
-        distance="cosine",
-        ignored=lambda block, rows: own[rows] == own[block, None],
-        most_ignored=int(counts.max()) - 1,
-    )
-    for block, rows, distances in blocks:
-        votable = (rows >= 0) & (1.0 - distances <= highest[block, None])
-        votable[:, :skip_top] = False
-        votes.append((own[block, None] * len(classes) + own[rows])[votable])
-    pairs, numbers = np.unique(np.concatenate(votes), return_counts=True)
-    one, other = np.divmod(pairs, len(classes))
-    order = np.lexsort((other, -numbers, one))
-    one, other = one[order], other[order]
-    rank = np.arange(len(one)) - np.searchsorted(one, one)
-    table[one[rank < most], rank[rank < most]] = other[rank < most]
-    return table
-
-
-def _mean_positive_cosines(
-    embeddings: np.ndarray, own: np.ndarray, counts: np.ndarray
-) -> np.ndarray:
-    """Return of each image the mean cosine with the other images of its class, (N,) float64; 0
-    where it has none."""
-    unit = unit_rows(embeddings).astype(np.float64)
-    sums = np.add.reduceat(unit[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
-    with_others = np.einsum("nd,nd->n", unit, sums[own]) - np.einsum("nd,nd->n", unit, unit)
-    return with_others / np.maximum(counts[own] - 1, 1)

@@ -219,28 +219,42 @@ def encode(images: np.ndarray, k1: int, k2: int) -> Reciprocal:
     count = len(images)
     rows, _ = exact.nearest_neighbors(images, k=max(k1, k2 - 1, 1), distance="cosine")
     lists = np.concatenate([np.arange(count)[:, None], rows], axis=1)
-    near, half = _mutual(lists[:, : k1 + 1]), _mutual(lists[:, : k1 // 2 + 1])
-    sizes = half.sum(axis=1)
-    parts = []
-    for part in blocks(count, 2 * (k1 + 1) * (k1 // 2 + 1)):
-        own = near[part]
-        overlap = own.multiply(
-            own @ half.T
-        ).tocoo()  # of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1)
-        joins = 3 * overlap.data >= 2 * sizes[overlap.col]
-        places = (overlap.row[joins], overlap.col[joins])
-        parts.append(own + sparse.csr_array((overlap.data[joins], places), shape=own.shape) @ half)
-    members = sparse.vstack(parts, format="csr")
-    members.sort_indices()
-    row, column = np.repeat(np.arange(count), np.diff(members.indptr)), members.indices
-    weights = np.empty(len(row), np.float32)
-    for part in blocks(len(row), 2 * images.shape[1]):
-        weights[part] = np.exp(-np.square(images[row[part]] - images[column[part]]).sum(axis=1))
-    weights /= np.bincount(row, weights, count)[row]
-    codes = sparse.csr_array((weights, column, members.indptr), shape=(count, count))
+    codes = _weighted(images, _expanded(lists, k1))
     if k2 > 1:
         codes = _listed(lists[:, :k2], np.float32(1 / k2)) @ codes
     return Reciprocal(codes, np.asarray(codes.sum(axis=1), np.float32).ravel())
+
+
+def _expanded(lists: np.ndarray, k1: int) -> sparse.csr_array:
+    """Return the sets R* of step 1 of `encode`, (n, n) sparse with numbers above 0."""
+    near = _mutual(lists[:, : k1 + 1])
+    half = _mutual(lists[:, : k1 // 2 + 1])
+    sizes = half.sum(axis=1)
+    parts = []
+    for part in blocks(len(lists), 2 * (k1 + 1) * (k1 // 2 + 1)):
+        own = near[part]
+        # Of each j in R(i, k1), how much of R(j, k1 / 2) is in R(i, k1).
+        overlap = own.multiply(own @ half.T).tocoo()
+        joins = 3 * overlap.data >= 2 * sizes[overlap.col]
+        places = (overlap.row[joins], overlap.col[joins])
+        joined = sparse.csr_array((overlap.data[joins], places), shape=own.shape)
+        parts.append(own + joined @ half)
+    members = sparse.vstack(parts, format="csr")
+    members.sort_indices()
+    return members
+
+
+def _weighted(images: np.ndarray, members: sparse.csr_array) -> sparse.csr_array:
+    """Return the vectors V of step 2 of `encode`, (n, n) sparse, from the sets R*."""
+    count = len(images)
+    row = np.repeat(np.arange(count), np.diff(members.indptr))
+    column = members.indices
+    weights = np.empty(len(row), np.float32)
+    for part in blocks(len(row), 2 * images.shape[1]):
+        squares = np.square(images[row[part]] - images[column[part]])
+        weights[part] = np.exp(-squares.sum(axis=1))
+    weights /= np.bincount(row, weights, count)[row]
+    return sparse.csr_array((weights, column, members.indptr), shape=(count, count))
 
 
 def _listed(lists: np.ndarray, value: Any) -> sparse.csr_array:
