@@ -192,7 +192,7 @@ def _in_gallery(
         about = gallery.about
         assert about is not None  # it is not empty
         limit = _limit_of(flags, limit, about.distance, size, about.per_class)
-        queries = _queries(flags, kind)
+        queries = _read_or_embed_queries(flags, kind)
         neighbors = gallery.search(queries.vectors, flags.k, model=queries.model)
         named = neighbors.columns["class"].any()
         columns = {"class": neighbors.columns["class"]} if named else {}
@@ -307,8 +307,9 @@ def _paths(flags: SearchFlags) -> list[str]:
     return paths
 
 
-def _queries(flags: SearchFlags, kind: str) -> _Queries:
-    """Return what the flags search for, embedded, but for images that a retriever embeds."""
+def _read_or_embed_queries(flags: SearchFlags, kind: str) -> _Queries:
+    """Return what the flags search for: stored embeddings, or a text or images that are embedded
+    here, but for images that a retriever embeds."""
     if flags.text:
         texts = clean([flags.text], TEXT, "text")
         source = load_source(flags)
@@ -316,14 +317,14 @@ def _queries(flags: SearchFlags, kind: str) -> _Queries:
         name = " ".join(texts[0].split())
         return _Queries([name], source.embed_texts(texts), None, source.fingerprint())
     if not _holds_images(flags.queries):
-        return _stored(flags)
+        return _read_embeddings(flags)
     paths = _paths(flags)
     if kind == "retriever":
         return _Queries(paths, paths)
-    return _images(flags, paths)
+    return _embed_images(flags, paths)
 
 
-def _images(flags: SearchFlags, paths: list[str]) -> _Queries:
+def _embed_images(flags: SearchFlags, paths: list[str]) -> _Queries:
     import numpy as np
 
     from tfdml.data import ImageDataset
@@ -338,7 +339,7 @@ def _images(flags: SearchFlags, paths: list[str]) -> _Queries:
     return _Queries(paths, source.embed(dataset, flags.batch_size), None, source.fingerprint())
 
 
-def _stored(flags: SearchFlags) -> _Queries:
+def _read_embeddings(flags: SearchFlags) -> _Queries:
     import numpy as np
 
     from tfdml.embeddings.files import read_embeddings

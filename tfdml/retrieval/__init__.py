@@ -7,21 +7,20 @@ Galleries and re-ranking are imported on first use: the exact search needs NumPy
 from typing import TYPE_CHECKING
 
 from tfdml.registry import imported_later
-from tfdml.retrieval.exact import confusable_classes as confusable_classes
+from tfdml.retrieval.confusion import confusable_classes as confusable_classes
 from tfdml.retrieval.exact import nearest_neighbors as nearest_neighbors
 from tfdml.retrieval.exact import neighbor_blocks as neighbor_blocks
 from tfdml.retrieval.identities import Identities as Identities
 
 _PARTS = {
     "tfdml.retrieval.addresses": ("SCHEMES", "is_database", "kind_of_gallery"),
+    "tfdml.retrieval.databases": ("AddCounts", "WritableGallery"),
     "tfdml.retrieval.galleries": (
         "About",
-        "AddCounts",
         "Gallery",
         "MemoryGallery",
         "Neighbors",
         "Rows",
-        "WritableGallery",
         "open_gallery",
     ),
     "tfdml.retrieval.reranking": (
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
     from tfdml.retrieval.addresses import SCHEMES as SCHEMES
     from tfdml.retrieval.addresses import is_database as is_database
     from tfdml.retrieval.addresses import kind_of_gallery as kind_of_gallery
+    from tfdml.retrieval.databases import AddCounts as AddCounts
+    from tfdml.retrieval.databases import WritableGallery as WritableGallery
     from tfdml.retrieval.galleries import About as About
-    from tfdml.retrieval.galleries import AddCounts as AddCounts
     from tfdml.retrieval.galleries import Gallery as Gallery
     from tfdml.retrieval.galleries import MemoryGallery as MemoryGallery
     from tfdml.retrieval.galleries import Neighbors as Neighbors
     from tfdml.retrieval.galleries import Rows as Rows
-    from tfdml.retrieval.galleries import WritableGallery as WritableGallery
     from tfdml.retrieval.galleries import open_gallery as open_gallery
     from tfdml.retrieval.reranking import Whitening as Whitening
     from tfdml.retrieval.reranking import expand_queries as expand_queries

@@ -15,8 +15,9 @@ import lancedb
 import pyarrow as pa
 
 from tfdml.io.files import locked
+from tfdml.retrieval.databases import WritableGallery
 from tfdml.retrieval.exact import row_blocks
-from tfdml.retrieval.galleries import COLUMNS, LISTED_AT_ONCE, Condition, Rows, WritableGallery
+from tfdml.retrieval.galleries import COLUMNS, LISTED_AT_ONCE, Condition, Rows
 
 _KEY = b"tfdml"
 # In the metadata of a field: LanceDB then repeats a merge that another one has overtaken, and never

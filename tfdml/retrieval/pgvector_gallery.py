@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import user_errors
-from tfdml.retrieval.galleries import COLUMNS, Condition, Rows, WritableGallery
+from tfdml.retrieval.databases import WritableGallery
+from tfdml.retrieval.galleries import COLUMNS, Condition, Rows
 from tfdml.workarounds import own_symbols_first
 
 with own_symbols_first():
