@@ -47,7 +47,7 @@ Done. On {result["protocol"].split("on ")[-1]}:
 
 Next, on your own images, one folder per class (half of the classes, by name, are kept unseen, to
 measure on):
-  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 \
+  tfdml train --dataset=folder --data_dir=PATH/TO/PHOTOS --backbone=mobilenetv2 \\
       --weights=imagenet --run_dir=runs/photos
 """)
 

@@ -152,7 +152,11 @@ def docs(words: Sequence[str]) -> int:
         return 0 if words[0] in ("--help", "-h") else 2
     pages = package_folder("site")
     if not (pages / "index.html").is_file():
-        return _fail("docs", "the pages are not here: install the wheel, or run make docs")
+        return _fail(
+            "docs",
+            "this installation has no pages: make docs writes those of a checkout, and make wheel "
+            "a wheel with them",
+        )
     if words:
         print(pages)
     else:
