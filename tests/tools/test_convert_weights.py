@@ -11,6 +11,8 @@ from tfdml.io.files import sha256_of
 from tools import convert_weights
 from tools.convert_weights import ARCHITECTURES, convert, main
 
+COUNTER = "conv1_7x7_s2_bn.num_batches_tracked"
+
 
 def tiny():
     """The first layers of BN-Inception, and a convolution of a module."""
@@ -20,63 +22,52 @@ def tiny():
     return keras.Model(inputs, keras.layers.Conv2D(5, (1, 3), name="inception_3a_1x1")(x))
 
 
-def weights(layer):
-    return [keras.ops.convert_to_numpy(weight) for weight in layer.weights]
-
-
-def random_model():
-    """The network with random weights, BatchNorm statistics among them."""
-    model, generator = tiny(), np.random.default_rng(0)
-    for layer in model.layers:
-        layer.set_weights(
-            [generator.uniform(0.1, 1.0, w.shape).astype("float32") for w in layer.weights]
-        )
-    return model
+def random_weights():
+    """In the order of the network's: both of a convolution, four of BatchNorm, and two."""
+    rng = np.random.default_rng(0)
+    return [rng.uniform(0.1, 1.0, weight.shape).astype("float32") for weight in tiny().weights]
 
 
 def torch_state():
     """The weights as a PyTorch state dict, with what such files hold besides."""
-    _, first, norm, last = random_model().layers
-    state = {
+    first, bias, gamma, beta, mean, variance, last, last_bias = random_weights()
+    return {
         "fc.weight": np.zeros((7, 4), "float32"),
-        "conv1_7x7_s2_bn.num_batches_tracked": np.array(7),
+        COUNTER: np.array(7),
+        "conv1_7x7_s2.weight": first.transpose(3, 2, 0, 1),
+        "conv1_7x7_s2.bias": bias,
+        "conv1_7x7_s2_bn.weight": gamma,
+        "conv1_7x7_s2_bn.bias": beta,
+        "conv1_7x7_s2_bn.running_mean": mean,
+        "conv1_7x7_s2_bn.running_var": variance,
+        "inception_3a_1x1.weight": last.transpose(3, 2, 0, 1),
+        "inception_3a_1x1.bias": last_bias,
     }
-    for layer in (first, last):
-        kernel, bias = weights(layer)
-        state |= {f"{layer.name}.weight": kernel.transpose(3, 2, 0, 1), f"{layer.name}.bias": bias}
-    for slot, array in zip(
-        ("weight", "bias", "running_mean", "running_var"), weights(norm), strict=True
-    ):
-        state[f"{norm.name}.{slot}"] = array
-    return state
 
 
 def caffe_blobs(norm):
     """The weights as Caffe's blobs: of a BN layer, or sums over 2.5 batches and a Scale layer."""
-    _, first, batch_norm, last = random_model().layers
-    blobs = {"loss3/classifier": [np.zeros((7, 4)), np.zeros(7)]}
-    for name, layer in (("conv1/7x7_s2", first), ("inception_3a/1x1", last)):
-        kernel, bias = weights(layer)
-        blobs[name] = [kernel.transpose(3, 2, 0, 1), bias.reshape(1, 1, 1, -1)]
-    gamma, beta, mean, variance = weights(batch_norm)
+    first, bias, gamma, beta, mean, variance, last, last_bias = random_weights()
+    blobs = {
+        "loss3/classifier": [np.zeros((7, 4)), np.zeros(7)],
+        "conv1/7x7_s2": [first.transpose(3, 2, 0, 1), bias.reshape(1, 1, 1, -1)],
+        "inception_3a/1x1": [last.transpose(3, 2, 0, 1), last_bias.reshape(1, 1, 1, -1)],
+    }
     if norm == "BN":
-        blobs["conv1/7x7_s2_bn"] = [
-            array.reshape(1, -1, 1, 1) for array in (gamma, beta, mean, variance)
-        ]
+        vectors = [array.reshape(1, -1, 1, 1) for array in (gamma, beta, mean, variance)]
+        blobs["conv1/7x7_s2_bn"] = vectors
     else:
         blobs["conv1/7x7_s2_bn"] = [2.5 * mean, 2.5 * variance, np.array([2.5])]
         blobs[f"conv1/7x7_s2_{norm}"] = [gamma, beta]
-    return {
-        f"{name}.{index}": array
-        for name, arrays in blobs.items()
-        for index, array in enumerate(arrays)
-    }
+    state = {}
+    for name, arrays in blobs.items():
+        state |= {f"{name}.{index}": array for index, array in enumerate(arrays)}
+    return state
 
 
 def assert_converted(model):
-    for layer, source in zip(model.layers, random_model().layers, strict=True):
-        for actual, wanted in zip(weights(layer), weights(source), strict=True):
-            np.testing.assert_allclose(actual, wanted, rtol=1e-6, err_msg=layer.name)
+    for weight, wanted in zip(model.weights, random_weights(), strict=True):
+        np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-6, err_msg=weight.path)
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +81,7 @@ def test_a_state_dict_becomes_the_backbones_weights(prefix, tmp_path):
     np.savez(tmp_path / "x.npz", **{prefix + name: array for name, array in state.items()})
     model, left_out = convert(tmp_path / "x.npz", "tiny", allow_extra=True)
     assert_converted(model)
-    assert left_out == ["conv1_7x7_s2_bn.num_batches_tracked", "fc.weight", "head.weight"]
+    assert left_out == [COUNTER, "fc.weight", "head.weight"]
 
 
 @pytest.mark.parametrize("norm", ["BN", "bn_scale", "scale"])
@@ -116,20 +107,22 @@ def test_layers_have_the_names_of_the_published_checkpoints(architecture, layer,
     assert ARCHITECTURES[architecture][1](layer) == name
 
 
+WRONG_SHAPE = np.zeros((5, 4, 3, 1))
+
+
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("name", "array", "says"),
     [
-        ({"conv1_7x7_s2.weight": None}, r"conv1_7x7_s2.weight \(4, 3, 7, 7\) is missing"),
-        (
-            {"inception_3a_1x1.weight": np.zeros((5, 4, 3, 1))},
-            r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)",
-        ),
-        ({"conv1_7x7_s2.bias": np.full(4, np.nan)}, "not finite"),
-        ({"head.weight": np.zeros(3)}, "head.weight is not part of it"),
+        ("conv1_7x7_s2.weight", None, r"conv1_7x7_s2.weight \(4, 3, 7, 7\) is missing"),
+        ("inception_3a_1x1.weight", WRONG_SHAPE, r"has shape \(5, 4, 3, 1\), not \(5, 4, 1, 3\)"),
+        ("conv1_7x7_s2.bias", np.full(4, np.nan), "not finite"),
+        ("head.weight", np.zeros(3), "head.weight is not part of it"),
     ],
 )
-def test_what_does_not_fit_is_named(change, says, tmp_path):
-    state = {name: array for name, array in (torch_state() | change).items() if array is not None}
+def test_what_does_not_fit_is_named(name, array, says, tmp_path):
+    state = torch_state() | {name: array}
+    if array is None:
+        del state[name]
     np.savez(tmp_path / "x.npz", **state)
     with pytest.raises(UserError, match=says):
         convert(tmp_path / "x.npz", "tiny")
@@ -138,15 +131,14 @@ def test_what_does_not_fit_is_named(change, says, tmp_path):
 def test_files_of_pytorch(tmp_path):
     torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
     safetensors = pytest.importorskip("safetensors.torch", reason="pip install 'tfdml[parity]'")
-    state = {
-        name: torch.tensor(np.ascontiguousarray(array)) for name, array in torch_state().items()
-    }
-    parameters = {
-        name: torch.nn.Parameter(t) if t.is_floating_point() else t for name, t in state.items()
-    }
+    state = {name: torch.tensor(array.copy()) for name, array in torch_state().items()}
+    counter = {COUNTER: state.pop(COUNTER)}
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in state.items()} | counter
+    state |= counter
     torch.save(state, tmp_path / "before 1.6.pth", _use_new_zipfile_serialization=False)
     torch.save({"epoch": 3, "state_dict": parameters}, tmp_path / "nested.pth")
-    safetensors.save_file(state, tmp_path / "x.safetensors")
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    safetensors.save_file(contiguous, tmp_path / "x.safetensors")
     for path in tmp_path.iterdir():
         assert_converted(convert(path, "tiny")[0])
 
@@ -168,10 +160,7 @@ def test_code_in_a_file_is_not_run(kind, tmp_path):
         np.savez(path, **{"conv1_7x7_s2.weight": np.array([Hostile(made)], object)})
     else:
         torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
-        content = {
-            "state_dict": {"conv1_7x7_s2.weight": torch.zeros(4, 3, 7, 7)},
-            "hook": Hostile(made),
-        }
+        content = {"state_dict": {"x": torch.zeros(4)}, "hook": Hostile(made)}
         torch.save(content, path, _use_new_zipfile_serialization=kind == "pth")
     with pytest.raises(UserError, match=r"is damaged|holds more than tensors"):
         convert(path, "tiny")

@@ -1,37 +1,101 @@
-"""Converted checkpoints give the features of the PyTorch networks."""
+"""Converted checkpoints give the features of the published PyTorch networks: torchvision's, and
+those of pretrainedmodels, where the file of BN-Inception is from."""
 
 import keras
 import numpy as np
 import pytest
 
-from tools.convert_weights import convert
+from tools.convert_weights import ARCHITECTURES, convert, torchvision_googlenet
 
-torch = pytest.importorskip(
-    "torch", reason="pip install 'tfdml[parity]': the published networks run in PyTorch"
-)
-from tests.tools import torch_networks  # noqa: E402
-
-# Architecture -> the PyTorch network, and the range of its pixels.
-NETWORKS = {
-    "googlenet": (torch_networks.CaffeGoogLeNet, 120.0),
-    "bn_inception": (torch_networks.BNInception, 120.0),
-    "resnet50_v1_5": (torch_networks.ResNet50, 2.0),
-}
+torch = pytest.importorskip("torch", reason="pip install 'tfdml[parity]'")
+torchvision = pytest.importorskip("torchvision", reason="pip install 'tfdml[parity]'")
+published = pytest.importorskip("pretrainedmodels", reason="pip install 'tfdml[parity]'")
 
 
+def googlenet_bn():
+    network = torchvision.models.googlenet(weights=None, aux_logits=False, init_weights=False)
+    *layers, _, _, _ = network.children()
+    return network, torch.nn.Sequential(*layers)
+
+
+def caffe_googlenet():
+    """BVLC's: torchvision's with biases for BatchNorm, kernels of 5 x 5, and normalized maps."""
+    network, _ = googlenet_bn()
+    for name, module in [*network.named_modules()]:
+        if type(module).__name__ == "BasicConv2d":
+            conv = module.conv
+            size = 5 if name.endswith("branch3.1") else conv.kernel_size[0]
+            sizes = (conv.in_channels, conv.out_channels, size, conv.stride, size // 2)
+            module.conv, module.bn = torch.nn.Conv2d(*sizes), torch.nn.Identity()
+    lrn = torch.nn.LocalResponseNorm(5, alpha=1e-4, beta=0.75, k=1.0)
+    network.maxpool1 = torch.nn.Sequential(network.maxpool1, lrn)
+    network.maxpool2 = torch.nn.Sequential(lrn, network.maxpool2)
+    network.maxpool4 = torch.nn.MaxPool2d(3, 2, ceil_mode=True)
+    *layers, _, _, _ = network.children()
+    return network, torch.nn.Sequential(*layers)
+
+
+def bn_inception():
+    network = published.bninception(num_classes=7, pretrained=None)
+    return network, network.features
+
+
+def resnet50():
+    network = torchvision.models.resnet50(weights=None)
+    *layers, _, _ = network.children()
+    return network, torch.nn.Sequential(*layers)
+
+
+def randomize(network, features, scale):
+    """Random weights, and BatchNorm parameters and statistics near those of images of +-scale."""
+    torch.manual_seed(0)
+    norms = [layer for layer in network.modules() if isinstance(layer, torch.nn.BatchNorm2d)]
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(layer.weight)
+    for norm in norms:
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.2)
+        torch.nn.init.uniform_(norm.bias, -0.3, 0.3)
+        norm.momentum = 1.0
+    features(torch.empty(4, 3, 96, 96).uniform_(-scale, scale))
+    for norm in norms:
+        norm.running_var.mul_(torch.empty_like(norm.running_var).uniform_(0.7, 1.4))
+    network.eval()
+
+
+def saved(network, architecture):
+    """The state dict; of a network without BatchNorm under the names of Caffe's layers."""
+    state = network.state_dict()
+    if architecture != "googlenet":
+        return state
+    layers = [layer.name for layer in ARCHITECTURES[architecture][0]().layers if layer.weights]
+    result = {}
+    for name in layers:
+        for slot in ("weight", "bias"):
+            result[f"{name}.{slot}"] = state[f"{torchvision_googlenet(name)}.{slot}"]
+    return result
+
+
+# The network, the range of its pixels, and a size next to 224: one that it takes.
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", NETWORKS)
-def test_the_features_agree(architecture, tmp_path):
-    make, scale = NETWORKS[architecture]
-    network = torch_networks.randomize(make(), scale)
-    torch.save(network.state_dict(), tmp_path / "x.pth")
+@pytest.mark.parametrize(
+    ("architecture", "make", "scale", "odd"),
+    [
+        ("googlenet", caffe_googlenet, 120.0, (97, 150)),
+        ("googlenet_bn", googlenet_bn, 1.0, (97, 150)),
+        ("bn_inception", bn_inception, 120.0, (256, 192)),
+        ("resnet50_v1_5", resnet50, 2.0, (97, 150)),
+    ],
+)
+@torch.no_grad()
+def test_the_features_agree(architecture, make, scale, odd, tmp_path):
+    network, features = make()
+    randomize(network, features, scale)
+    torch.save(saved(network, architecture), tmp_path / "x.pth")
     model, _ = convert(tmp_path / "x.pth", architecture)
-    for size in ((224, 224), (299, 299), (97, 150)):
+    for size in ((224, 224), odd):
         x = np.random.default_rng(sum(size)).uniform(-scale, scale, (1, *size, 3)).astype("float32")
-        with torch.no_grad():
-            expected = (
-                network(torch.from_numpy(x.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1)
-            )
+        expected = features(torch.from_numpy(x.transpose(0, 3, 1, 2))).numpy().transpose(0, 2, 3, 1)
         found = keras.ops.convert_to_numpy(model(x))
         assert found.shape == expected.shape
         assert np.std(expected) > 1e-3
