@@ -1,9 +1,11 @@
 """The command `tfdml` before a subcommand works, and the subcommands `configs` and `doctor`."""
 
 import http.server
+import runpy
 import subprocess
 import sys
 import threading
+import types
 import urllib.request
 import webbrowser
 
@@ -45,6 +47,18 @@ def test_unknown_commands_and_flags_are_one_line_with_the_nearest(capsys):
     ):
         assert status_of(*words) == 2
         assert f"did you mean {nearest}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("safe", [False, True])
+@pytest.mark.parametrize("first", [str(ROOT), "/elsewhere"])
+def test_python_m_takes_away_the_current_folder_alone(safe, first, monkeypatch):
+    """Which is first, unless Python runs with -P or the package lies in it."""
+    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if name[0] != "_"}
+    monkeypatch.setattr(sys, "flags", types.SimpleNamespace(**{**flags, "safe_path": safe}))
+    monkeypatch.setattr(sys, "path", [first, *sys.path])
+    before = [*sys.path]
+    runpy.run_path(str(ROOT / "tfdml" / "__main__.py"))
+    assert sys.path == (before if safe or first == str(ROOT) else before[1:])
 
 
 def test_without_tensorflow_a_command_ends_in_one_line():

@@ -109,3 +109,10 @@ def test_intervals_over_seeds_are_those_of_scipy():
         one[1:3], stats.t.interval(0.9, 2, np.mean(first), stats.sem(first)), rtol=1e-10
     )
     assert seed_difference([0.5, 0.5], [0.25, 0.25]) == (0.25, 0.25, 0.25, 0.0)
+
+
+@pytest.mark.parametrize("values", [[], [0.5], [[0.5, 0.6], [0.7, 0.8]]])
+def test_an_interval_over_seeds_needs_a_row_of_several(values):
+    for interval in (student_interval, lambda first: seed_difference([0.5, 0.6], first)):
+        with pytest.raises(UserError, match="at least 2 values"):
+            interval(values)
