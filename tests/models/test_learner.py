@@ -195,6 +195,7 @@ SAVED = {
 }
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("name", SAVED)
 def test_saves_and_loads_with_its_objectives_and_optimizer(name, tmp_path):
     labels, x = colored_batch()
@@ -507,7 +508,7 @@ REFUSED = {
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_leaves_a_learner_as_it_was(case):
-    made, other = fresh_learner(), fresh_learner()
+    made, other = fresh_learner(jit_compile=False), fresh_learner(jit_compile=False)
     with pytest.raises(UserError):
         REFUSED[case](made)
     assert not made.built

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tests.models.networks import values
 from tests.objectives.cases import CASES, DIM, FIRST, PATHS, by_mode, moments
+from tests.support.marks import first_quick
 from tests.support.mathematics import (
     assert_close,
     degenerate_batches,
@@ -45,22 +46,31 @@ def test_no_objective_is_left_out():
     assert public_classes(objectives).keys() - seen == others
 
 
+BATCHES = {
+    "two images, and long vectors": [(2, 2, True), (10, 3, False)],
+    "others": [(8, 3, True), (12, 2, True), (13, 6, True), (9, 9, True), (6, 1, True)],
+}
+
+
 @every_case
-def test_equals_the_formula(case):
-    for seed, (size, classes) in enumerate(
-        [(2, 2), (8, 3), (12, 2), (13, 6), (9, 9), (6, 1), (10, 3)]
-    ):
-        labels, x = random_batch(seed, size, classes, DIM, unit=seed < 6)
+@pytest.mark.parametrize("batches", first_quick(BATCHES))
+def test_equals_the_formula(case, batches):
+    for seed, (size, classes, unit) in enumerate(BATCHES[batches]):
+        labels, x = random_batch(seed, size, classes, DIM, unit=unit)
         value = value_of(case, labels, read(case, x).values())
         # The floor is for values next to 0, such as a logarithm's next to 1.
         assert_close(value, expected(case, labels, x), floor=1e-6)
-    for dtype in ("bfloat16", "float16"):
-        half = [tf.cast(array, dtype) for array in read(case, x).values()]
-        value = value_of(case, labels, half)
-        assert value.dtype == tf.float32
-        np.testing.assert_array_equal(
-            value, value_of(case, labels, [tf.cast(array, "float32") for array in half])
-        )
+
+
+@every_case
+@pytest.mark.parametrize("dtype", first_quick(["bfloat16", "float16"]))
+def test_half_precision_is_computed_in_float32(case, dtype):
+    labels, x = random_batch(6, 10, 3, DIM, unit=False)
+    half = [tf.cast(array, dtype) for array in read(case, x).values()]
+    value = value_of(case, labels, half)
+    assert value.dtype == tf.float32
+    full = [tf.cast(array, "float32") for array in half]
+    np.testing.assert_array_equal(value, value_of(case, labels, full))
 
 
 @by_mode(quick=PATHS, compiled=PATHS)
