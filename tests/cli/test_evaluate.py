@@ -14,7 +14,9 @@ from tfdml.evaluation import (
     calibrate,
     evaluate_classification,
     evaluate_retrieval,
+    set_distances,
     verification,
+    verify_pairs,
 )
 from tfdml.retrieval import fit_whitening, open_gallery
 
@@ -106,6 +108,43 @@ def test_an_archive_is_measured_as_its_arrays_are(commands, vectors):
 
     found, _ = measured(commands, vectors / "good.npz", "--metrics=recall@1", "--generalization")
     assert found["generalization"]["unseen_recall@1"] == found["recall@1"]
+
+
+def test_pairs_of_sets(commands, vectors, tmp_path):
+    """The rule, the groups and the names are those of `set_distances`."""
+    stored = np.load(vectors / "good.npz")
+    points = stored["embeddings"]
+    rng = np.random.default_rng(0)
+    sets = np.array([f"set {number}" for number in rng.integers(0, 30, len(points))])
+    groups = rng.integers(0, 3, len(points))
+    path = tmp_path / "sets.npz"
+    np.savez(path, embeddings=points, labels=sets, group=groups)
+    pairs = [["set 1", f"set {number}"] for number in range(2, 22)]
+    similar = np.arange(20) % 2
+    lines = [f"{a},{b},{value}" for (a, b), value in zip(pairs, similar, strict=True)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["a,b,similar", *lines]))
+    flags = ("--task=verification", f"--set_pairs={tmp_path / 'pairs.csv'}", "--distance=cosine")
+    order = np.random.default_rng(0).permutation(20)
+    for rule, grouped in (("nearest", False), ("mean", True), ("max_of_means", False)):
+        asked = [f"--per_class={rule}"] + ["--groups"] * grouped
+        result, text = measured(commands, path, *flags, *asked)
+        options = {"per_class": rule, "distance": "cosine", "groups": groups if grouped else None}
+        distances = set_distances(points, sets, pairs, **options)
+        expected = verify_pairs(distances[order], similar[order])
+        assert {name: result[name] for name in expected} == expected
+        assert "20 pairs of sets, 10 of one class; cosine, by per_class=" + rule in text
+    for line, message in (
+        ("set 1,nobody,1", "sets have no image, the first is 'nobody'"),
+        ("set 1,set 2,junk", "0 or 1"),
+    ):
+        (tmp_path / "pairs.csv").write_text("\n".join(["a,b,similar", *lines, line]))
+        status, _, error = commands.run("evaluate", f"--model={path}", *flags)
+        assert status == 2
+        assert message in error
+    (tmp_path / "pairs.csv").write_text("\n".join(["a,b,similar", *lines]))
+    status, _, error = commands.run("evaluate", f"--model={path}", *flags, "--groups")
+    assert status == 2
+    assert "per_class='mean'" in error
 
 
 @pytest.mark.slow

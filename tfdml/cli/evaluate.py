@@ -24,7 +24,8 @@ docs/protocols.md.
 
 --task=verification counts all pairs of images: AUC, equal error rate, and the true accept rate at
 false accept rates. With --target=far=0.001, or precision=0.99, it also chooses the threshold for
-pairs of images; --json keeps it. --report has the ROC curve.
+pairs of images; --json keeps it. --report has the ROC curve. --set_pairs=pairs.csv measures these
+pairs of sets of images, such as the templates of IJB, by --per_class and --groups.
 --task=classification votes by the nearest images of a gallery: every second image of each class,
 without the last half of the classes, whose images are to be found unknown. With --target=fpir=0.01
 it also chooses the threshold for searches of all stored images, or of the split: at most 1 % of the
@@ -69,7 +70,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.evaluation.flags import EvaluateFlags
 from tfdml.cli.evaluation.galleries import calibrate_gallery, watch_queries
 from tfdml.cli.evaluation.splits import Split
-from tfdml.errors import UserError
+from tfdml.errors import REASON, UserError, user_errors
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import fields_of, flag_text
 from tfdml.run_folder import FLAGS_FILE
@@ -344,11 +345,47 @@ def classes_trained_on(train: ImageDataset, name: str, model: str) -> ImageDatas
     return split_training_classes(train, share, experiment.seed, sampling)[0]
 
 
+def _verification_of_sets(split: Split) -> _Measures:
+    """Measure the pairs of sets of --set_pairs; the classes of the images are the sets."""
+    import numpy as np
+
+    from tfdml import evaluation
+    from tfdml.data.readers.own_images import read_set_pairs
+    from tfdml.embeddings.files import class_of_each
+
+    flags = split.flags
+    if split.items:
+        raise UserError("are of images, and the model is of images and texts", set_pairs=...)
+    groups = split.images.groups if flags.groups else None
+    if flags.groups and groups is None:
+        raise UserError("the images have no column group", groups=True)
+    pairs, is_similar = read_set_pairs(flags.set_pairs)
+    sets = np.array(class_of_each(split.images.labels, split.images.class_names), str)
+    rule: dict[str, Any] = {"per_class": flags.per_class, "distance": flags.distance}
+    with user_errors(UserError, REASON, set_pairs=flags.set_pairs):
+        distances = evaluation.set_distances(split.embeddings, sets, pairs, groups=groups, **rule)
+        # In another order, as folds without one of the two kinds would have no threshold.
+        order = np.random.default_rng(0).permutation(len(pairs))
+        folds = min(10, len(pairs))
+        measures = evaluation.verify_pairs(distances[order], is_similar[order], folds)
+    rule_text = f"{flags.distance}, by per_class={flags.per_class}"
+    if flags.groups:
+        rule_text += ", the images of a group as one"
+    counts = f"{len(pairs):,} pairs of sets, {is_similar.sum():,} of one class"
+    print(f"  {counts}; {rule_text}")
+    for name in ("accuracy", "auc", "eer"):
+        print(f"  {name:<24}{100 * measures[name]:6.2f} %")
+    print(f"  most accurate at a distance of {measures['threshold']:.6g}")
+    return {"num_pairs": len(pairs), **rule, "groups": flags.groups, **measures}, {}
+
+
 def _verification(split: Split) -> _Measures:
     import numpy as np
 
     from tfdml import evaluation
 
+    if split.flags.set_pairs:
+        return _verification_of_sets(split)
     distance = split.flags.distance
     searched: dict[str, Any] = {"embeddings": split.embeddings, "labels": split.images.labels}
     if split.items:

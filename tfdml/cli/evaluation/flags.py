@@ -81,8 +81,19 @@ class EvaluateFlags(DataFlags):
     per_class: str = option(
         "nearest",
         words=PER_CLASS,
-        requires="task=classification",
-        help="What stands for a class: each image, their mean, or several means.",
+        requires="task=classification or set_pairs",
+        help="What stands for a class, or a set: each image, their mean, or several means.",
+    )
+    set_pairs: str = option(
+        "",
+        requires="task=verification and no target and no report",
+        help="A table of pairs of sets of images, such as the templates of IJB, in the columns a, "
+        "b and similar. The sets are the classes of the images.",
+    )
+    groups: bool = option(
+        False,
+        requires="set_pairs",
+        help="Images of one group of a set have one mean, by their column group.",
     )
     templates: tuple[str, ...] = option(
         ("{}",),

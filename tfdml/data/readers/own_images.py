@@ -410,6 +410,29 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
     return pairs, rows[is_junk]
 
 
+def read_set_pairs(file: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read pairs of sets of images, by the names of the sets.
+
+    Args:
+        file: A file of the kinds of a list, with the columns `a`, `b` and `similar` (0 or 1, or
+            false or true).
+
+    Returns:
+        (P, 2) names, and (P,) bool, whether the sets of a pair are of one class.
+
+    Raises:
+        UserError: A line is not as it should be; the message names it.
+
+    Example:
+        >>> pairs, is_similar = read_set_pairs("templates.csv")  # doctest: +SKIP
+    """
+    columns = {"a": Column(CLASS), "b": Column(CLASS), "similar": Column(FLAG)}
+    table = read_rows(file, _PAIRS, columns)
+    table.check_cells("similar", lambda cell: cell != "junk", "0 or 1, of a pair of sets")
+    pairs = np.array([table.columns["a"], table.columns["b"]], str).T
+    return pairs, np.isin(table.columns["similar"], ("1", "true"))
+
+
 def _row_finder(images: Table, folder: str) -> Callable[[str], int | None]:
     """Return what gives the row of the image that a cell names, by its id or its path; None for
     none.
