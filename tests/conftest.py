@@ -6,11 +6,10 @@ import ctypes
 import gc
 import os
 import pathlib
+import signal
 import sys
 
 import pytest
-
-from tests.support.fork_server import hear_signals
 
 # Two processes with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -70,7 +69,12 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session", autouse=True)
 def _hear_signals():
-    hear_signals()
+    """Tests send signals to themselves and to children: `nohup` has them ignore SIGHUP, a `&` of a
+    shell SIGINT."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
 
 
 @pytest.fixture(scope="module", autouse=True)

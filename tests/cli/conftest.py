@@ -3,7 +3,8 @@
 import pytest
 
 from tests.cli import commands as in_this_process
-from tests.support.fork_server import ROOT, fork_server
+from tests.support import fork_server
+from tests.support.fork_server import ROOT
 
 __all__ = ["ROOT", "TINY"]
 
@@ -36,7 +37,7 @@ def commands():
 @pytest.fixture(scope="session")
 def command():
     """Run `bin/<name>` with flags in a process of its own; returns it, finished."""
-    return fork_server().run
+    return fork_server.run
 
 
 @pytest.fixture(scope="session")

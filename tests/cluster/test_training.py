@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.mathematics import assert_close
-from tests.support.worker_processes import descendants
+from tests.support.processes import descendants
 from tests.training import runs
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.settings import ClusterSettings

@@ -1,5 +1,7 @@
 """The input pipeline."""
 
+import textwrap
+
 import keras
 import numpy as np
 import pytest
@@ -7,8 +9,8 @@ import tensorflow as tf
 from PIL import Image
 
 from tests.data.preparations import assert_same, encoded, shuffled
-from tests.support.fork_server import fork_server
 from tests.support.marks import first_quick
+from tests.support.processes import run_python
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.faults import explain_failure
 from tfdml.data.images import ArrayImages, EncodedImages, FileImages
@@ -199,9 +201,8 @@ def test_the_process_ends_while_batches_are_still_being_made():
         print("complete", flush=True)
         raise SystemExit(3)
     """
-    done = fork_server().run_script(script, timeout=120)
-    assert done.stdout == "complete\n", done.stderr[-3000:]
-    assert done.returncode == 3
+    done = run_python("-c", textwrap.dedent(script), timeout=120, status=3)
+    assert done.stdout == "complete\n"
 
 
 @pytest.mark.parametrize(

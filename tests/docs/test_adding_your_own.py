@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.docs.pages import ROOT, blocks, joined_lines
-from tests.support.fork_server import fork_server
+from tests.support import fork_server
 from tests.support.processes import run_python
 
 PAGE = ROOT / "docs" / "adding_your_own.md"
@@ -19,7 +19,7 @@ TRAIN, EVALUATE = (shlex.split(line) for code in _BASH for line in joined_lines(
 
 def run(folder, words, status=0):
     """Run a command in a folder; returns what it wrote to its second stream."""
-    done = fork_server().run(*words, cwd=folder, timeout=900)
+    done = fork_server.run(*words, cwd=folder, timeout=900)
     assert done.returncode == status, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
     return done.stderr

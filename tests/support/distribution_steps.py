@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tests.models.ensembles import ensemble_learner
 from tests.models.networks import images, jrd, tiny_embedder, values
-from tests.support import worker_processes
+from tests.support import processes
 from tests.support.mathematics import given_pairs, random_batch
 from tfdml import layers, losses, models, objectives
 from tfdml.training import averaged, build_optimizer
@@ -286,9 +286,7 @@ def write(path, cases):
 
 def main(folder, *parts):
     for part, cases in enumerate(parts):
-        if any(
-            worker_processes.wait([worker_processes.fork(write, f"{folder}/{part}.npz", cases)])
-        ):
+        if any(processes.wait([processes.fork(write, f"{folder}/{part}.npz", cases)])):
             sys.exit(f"{cases} failed")
 
 

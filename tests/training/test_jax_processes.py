@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import TINY
-from tests.support import marks
-from tests.support.fork_server import ROOT, fork_server
+from tests.support import fork_server, marks
+from tests.support.fork_server import ROOT
 from tests.training import method_steps
 
 pytest.importorskip("jax")
@@ -141,7 +141,7 @@ def test_two_processes_resume_to_the_weights_of_one(folders):
 
 
 def test_what_jax_has_trained_is_exported_by_tensorflow(folders):
-    done = fork_server().run(
+    done = fork_server.run(
         "export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40"
     )
     assert done.returncode == 0, done.stderr[-2000:]

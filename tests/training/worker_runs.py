@@ -13,7 +13,7 @@ import pathlib
 import signal
 import sys
 
-from tests.support import worker_processes
+from tests.support import processes
 from tests.training import runs
 from tfdml.cli import train
 from tfdml.cli.command_line import run
@@ -70,7 +70,7 @@ def main(folder):
     folder, found = pathlib.Path(folder), {}
     for name, (count, signaled, goes_on) in STARTS.items():
         children = []
-        for index, config in enumerate(worker_processes.tf_configs(count)):
+        for index, config in enumerate(processes.tf_configs(count)):
             # Only the chief's is written; that of the others need not be there.
             own = "uninterrupted" if count == 1 else f"several {index}" if index else "several"
             settings = folder / f"{name} {index}.txt"
@@ -78,12 +78,12 @@ def main(folder):
             flags = [f"--flagfile={settings}", *["--resume"] * goes_on]
             here = signaled if index == 1 else None
             children.append(
-                worker_processes.fork(_work, folder / f"{name} {index}", flags, here, config=config)
+                processes.fork(_work, folder / f"{name} {index}", flags, here, config=config)
             )
-        statuses = worker_processes.wait(children[:1])
+        statuses = processes.wait(children[:1])
         if name == "silent":
             os.kill(children[1], signal.SIGKILL)
-        statuses += worker_processes.wait(children[1:])
+        statuses += processes.wait(children[1:])
         errors = [(folder / f"{name} {index}.err").read_text() for index in range(count)]
         found[name] = {"statuses": statuses, "errors": errors, "saved": _saved(folder / "several")}
     print("ENDED" + json.dumps(found))
