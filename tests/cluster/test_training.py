@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from tests.support.mathematics import assert_close
 from tests.support.processes import descendants
 from tests.training import runs
+from tfdml.cluster import ray_session as ray_sessions
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.settings import ClusterSettings
 from tfdml.cluster.training import train_on_cluster
@@ -44,6 +46,22 @@ def test_a_run_that_has_ended_is_not_resumed(tmp_path):
     ended = dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path))
     assert train_on_cluster(ended, ClusterSettings(), resume=True).result["epoch"] == 1
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "reported"),
+    [
+        ("ray://host:10001", ConnectionError("gone"), UserError),
+        ("ray://host:10001", KeyError("ours"), KeyError),
+        ("host:6379", ConnectionError("ours"), ConnectionError),
+    ],
+)
+def test_a_connection_is_lost_by_a_client_alone(address, error, reported, monkeypatch):
+    ray = mock.Mock(is_initialized=mock.Mock(side_effect=[False, True]))
+    monkeypatch.setattr(ray_sessions, "import_ray", lambda: ray)
+    with pytest.raises(reported), ray_session(address):
+        raise error
+    ray.shutdown.assert_called_once_with()
 
 
 def kill_one(storage, killed):

@@ -22,7 +22,7 @@ from tfdml.evaluation import (
     identification_rates,
 )
 from tfdml.report import Run, write_report
-from tfdml.report.figures import lay_out
+from tfdml.report.figures import QUERIES, lay_out
 from tfdml.report.pages import drawn_classes, thresholds
 from tfdml.report.runs import choose_examples, confusions, rank_queries
 
@@ -279,6 +279,8 @@ def test_a_threshold_of_held_out_classes_on_the_test_images():
         assert searches.points[0.1][2].keys() == values["worst"].keys()
     assert not values["halved"]
     assert f'threshold {calibration.threshold:.3g}"' in values["histogram"]
+    for name in (*QUERIES[:2], f"threshold {calibration.threshold:.3g}"):
+        assert f">{name}</text>" in values["histogram"]  # in the legend
 
 
 def test_without_held_out_classes_half_of_them_calibrate():

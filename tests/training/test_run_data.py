@@ -375,3 +375,11 @@ def test_vectors_of_texts_are_paired_by_name_or_refused(tmp_path):
     for text_names in (repeated[order], np.char.add("x", names)):
         with pytest.raises(UserError, match=r"texts\.npz names .* paired by the name of their ima"):
             tokens(names, names=text_names)
+
+
+@pytest.mark.parametrize("choice", ["shuffle", "class_balanced", "whole_classes"])
+def test_batches_of_a_single_class_are_refused(choice):
+    images = np.zeros((8, 2, 2, 3), np.uint8)
+    train = ImageDataset(images=images, labels=np.full(8, 3))
+    with pytest.raises(UserError, match="training needs images of two classes or more"):
+        make_sampler(batches_of(sampling=choice, batch_size=4), train, 0)
