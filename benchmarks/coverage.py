@@ -22,7 +22,7 @@ from tools.numbers import Results, command_line
 
 Classes = tuple[np.ndarray, np.ndarray]
 Outcome = tuple[Calibration, dict[str, float]]
-PRIOR = 0.05
+PRIOR = 0.01
 # Of stored embeddings a split draws so many classes, at most, and images of each.
 CLASSES, IMAGES = 120, 12
 COMPONENTS = 64
@@ -103,7 +103,7 @@ def by_far(first: Classes, second: Classes) -> Outcome:
 
 def by_precision(first: Classes, second: Classes) -> Outcome:
     """Calibrate pairs for a precision."""
-    calibration = calibrate(*first, precision=0.3, prior=PRIOR)
+    calibration = calibrate(*first, precision=0.8, prior=PRIOR)
     return calibration, pair_rates(calibration, second, PRIOR)
 
 
@@ -124,7 +124,7 @@ def in_one_gallery(first: Classes, second: Classes) -> Outcome:
 
 CALIBRATIONS = {
     "pairs, far=0.01": by_far,
-    f"pairs, precision=0.3, prior={PRIOR}": by_precision,
+    f"pairs, precision=0.8, prior={PRIOR}": by_precision,
     "searches without the own class, fpir=0.05": among_themselves,
     "searches of a gallery, fpir=0.05": in_one_gallery,
 }

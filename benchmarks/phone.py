@@ -1,11 +1,12 @@
 """Count on the phone's own file what a threshold does: strangers let in, and known images found.
 
-  python -m benchmarks.phone --model=models/shop/1/litert/int8.tflite --threshold=threshold.json \
+  python -m benchmarks.phone --model=models/shop/1/litert/int8.tflite \
       --gallery=photos --known=visits --strangers=others
 
 Each folder has a folder of images for each class. What runs is what an application runs: Pillow
 decodes and resizes as `view` in the model card says, the interpreter embeds, and NumPy searches all
-images of the gallery. Take other strangers than those that the threshold was measured on.
+images of the gallery. The threshold is that of the file in the model card, or of --threshold, the
+JSON of tfdml evaluate. Take other strangers than those that it was measured on.
 """
 
 from __future__ import annotations
@@ -53,14 +54,18 @@ def nearest(queries: np.ndarray, gallery: np.ndarray) -> tuple[np.ndarray, np.nd
 def main() -> None:
     """Print both counts, next to what the threshold promises."""
     parser = command_line(__doc__)
-    for name in ("model", "threshold", "gallery", "known", "strangers"):
+    for name in ("model", "gallery", "known", "strangers"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--threshold", default="")
     flags = parser.parse_args()
     card = json.loads((Path(flags.model).parents[1] / "model_card.json").read_text())
     sides = card["view"]["resize"], card["view"]["image_size"]
     run = Interpreter(flags.model).get_signature_runner()
     gallery, classes = embed_folder(run, flags.gallery, *sides)
-    calibration = json.loads(Path(flags.threshold).read_text())["calibration"]
+    document = card["artifacts"][f"litert_{Path(flags.model).stem}"]
+    if flags.threshold:
+        document = json.loads(Path(flags.threshold).read_text())
+    calibration = document["calibration"]
     add = Results(flags.json).table("table", "rate", "promised", "counted", "images")
     for rate, folder in (("fpir", flags.strangers), ("tpir", flags.known)):
         queries, names = embed_folder(run, folder, *sides)

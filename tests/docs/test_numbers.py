@@ -17,7 +17,7 @@ PAGES = {
         "losses/shares/128/least",
         "losses/shares/128/most",
         "evaluation/exact/`recall` at 1, 2, 4, 8/seconds",
-        "verification/table/Cars-196, classes 99 to 196/FAR in its interval",
+        "coverage_pairs/Cars-196/pairs, far=0.01: far/in its interval",
     ],
     "docs/audit.md": [
         f"audit/{name}"
@@ -47,7 +47,14 @@ PAGES = {
         "two_processes/table/one process/Recall@1",
         "two_processes/table/two processes/Recall@1",
     ],
-    "docs/verification.md": ["verification/table", "spread/spread", "identities/table"],
+    "docs/shop.md": ["phone_strangers/table"],
+    "docs/verification.md": [
+        "spread/spread",
+        "identities/table",
+        "weeks/table",
+        "coverage_pairs/Omniglot/pairs, far=0.01: far/in its interval",
+        "coverage_searches/Cars-196/searches of a gallery, fpir=0.05: fpir/in its interval",
+    ],
 }
 
 
