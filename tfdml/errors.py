@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Literal
 
 #: Stands for what an exception says, in a message of `user_errors`.
-REASON = "\0"
+ERROR_TEXT = "\0"
 _LONGEST = 60
 # Addresses of databases, in whose passwords a slash may stand; and of all else, also with too few
 # slashes: s3://bucket/me@home.jpg has no user. Bounds keep the time linear in the text's length.
@@ -257,14 +257,14 @@ def user_errors(
 
     Args:
         kinds: Types of exceptions; `UserError` alone to say more than the block's own.
-        message: The message, with `REASON` where it quotes the exception.
+        message: The message, with `ERROR_TEXT` where it quotes the exception.
         keep: Which lines of the exception are quoted; see `short_message`.
         named: Whether the exception's type is quoted.
         longest: Characters that are quoted.
         **arguments: The arguments that are wrong, next to those of the block's own `UserError`.
 
     Example:
-        >>> with user_errors(ValueError, f"write a number ({REASON})", lists="many"):
+        >>> with user_errors(ValueError, f"write a number ({ERROR_TEXT})", lists="many"):
         ...     int("many")
         Traceback (most recent call last):
         tfdml.errors.UserError: lists=many: write a number (invalid literal for int() with base ...
@@ -280,7 +280,7 @@ def user_errors(
         else:
             said = short_message(error, keep, named, longest)
             reason = getattr(error, "strerror", None) or said
-        raise UserError(message.replace(REASON, reason), **arguments) from error
+        raise UserError(message.replace(ERROR_TEXT, reason), **arguments) from error
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.names import lines
 from tfdml.version import package_folder
 
@@ -83,7 +83,7 @@ def _read(path: str, including: tuple[str, ...]) -> list[str]:
         raise UserError(f"there is no such file; {hint}", flagfile=path)
     if os.path.realpath(file) in map(os.path.realpath, including):
         raise UserError("the file includes itself; take that line out", flagfile=path)
-    with user_errors((OSError, ValueError), f"cannot be read as text: {REASON}", flagfile=path):
+    with user_errors((OSError, ValueError), f"cannot be read as text: {ERROR_TEXT}", flagfile=path):
         text = Path(file).read_bytes().decode("utf-8")
     words = [word for word in map(str.strip, lines(text)) if not word.startswith(("#", "//"))]
     return read_flag_files(list(filter(None, words)), (*including, file))

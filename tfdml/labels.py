@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 
 
 def integer_labels(labels: Any, what: str = "labels", rows: bool = False) -> np.ndarray:
@@ -54,7 +54,8 @@ def image_rows(rows: Any, what: str, size: int | None = None) -> np.ndarray:
         tfdml.errors.UserError: pairs: row 0 is [0, -1]: give whole numbers from 0 on, ...
     """
     with user_errors(
-        ValueError, f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {REASON}"
+        ValueError,
+        f"{what} must be (G, 2) pairs or (G, 3) triplets of rows of images: {ERROR_TEXT}",
     ):
         array = np.asarray(rows)
     if array.ndim != 2 or array.shape[1] not in (2, 3) or array.dtype.kind not in "iuf":
@@ -96,7 +97,7 @@ def true_or_false(values: Any, what: str, count: int) -> np.ndarray:
         Traceback (most recent call last):
         tfdml.errors.UserError: same: value 1 is -1: give true or false, or 1 or 0
     """
-    with user_errors(ValueError, f"{what} must be {count} of true or false: {REASON}"):
+    with user_errors(ValueError, f"{what} must be {count} of true or false: {ERROR_TEXT}"):
         array = np.asarray(values)
     if array.shape != (count,):
         raise UserError(f"{what} must be {count} of true or false, not of shape {array.shape}")
@@ -135,13 +136,15 @@ def require_classes(labels: np.ndarray, use: str) -> None:
 def as_array(labels, what) -> np.ndarray:
     """Return labels as an array; Python's numbers among objects as int64 or float64."""
     with user_errors(
-        ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {REASON}"
+        ValueError, f"{what} must have shape (B,) or (B, 1), one label for each image: {ERROR_TEXT}"
     ):
         array = np.asarray(labels)
     if array.dtype.kind == "O":
         for kind, numbers in ((np.int64, (int, np.integer)), (np.float64, (int, float, np.number))):
             if all(isinstance(value, numbers) for value in array.flat):
-                with user_errors((OverflowError, TypeError), f"{what} must fit int64: {REASON}"):
+                with user_errors(
+                    (OverflowError, TypeError), f"{what} must fit int64: {ERROR_TEXT}"
+                ):
                     return array.astype(kind)
     return array
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
 
 Item = TypeVar("Item")
 
@@ -157,7 +157,7 @@ def import_allowed(name: str, **setting: str) -> ModuleType:
         sys.path.append(os.getcwd())
     where = "modules are looked for on Python's path and in the current folder"
     named: dict[str, Any] = setting
-    with user_errors(Exception, f"{REASON}; {where}", named=True, **named):
+    with user_errors(Exception, f"{ERROR_TEXT}; {where}", named=True, **named):
         return importlib.import_module(name)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tfdml.embeddings.files import ImageTable, class_of_each
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.evaluation.intervals import Interval, paired_differences, seed_difference
 from tfdml.evaluation.relevance import (
     Relevance,
@@ -101,7 +101,7 @@ class QueryValues:
             UserError: The file cannot be read, or is of something else.
         """
         with user_errors(
-            Exception, f"{path} cannot be read: {REASON}"
+            Exception, f"{path} cannot be read: {ERROR_TEXT}"
         ):  # whatever NumPy raises on a damaged file
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in file.files}

@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import logging
 
-from tfdml.errors import REASON, UserError, differences, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, differences, user_errors
 from tfdml.io.files import (
     PARTIAL_PREFIX,
     atomic_write,
@@ -179,7 +179,9 @@ class RunFolder:
     def check_new(self) -> None:
         """Raise a `UserError` if a run could lose something by being written here."""
         with user_errors(
-            (OSError, UnicodeEncodeError), f"cannot be used: {REASON}", run_dir=str(self.path)[:100]
+            (OSError, UnicodeEncodeError),
+            f"cannot be used: {ERROR_TEXT}",
+            run_dir=str(self.path)[:100],
         ):
             taken = self.path.exists() and not self.is_untouched()
         if taken:
@@ -212,7 +214,7 @@ class RunFolder:
         Raises:
             UserError: It cannot be made, or has become that of another run.
         """
-        with user_errors(OSError, f"cannot be made: {REASON}", run_dir=self.path):
+        with user_errors(OSError, f"cannot be made: {ERROR_TEXT}", run_dir=self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self.locked():
             self.check_new()

@@ -17,7 +17,7 @@ from keras import ops
 from typing_extensions import override
 
 from tfdml.arguments import integer
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.saving import SavedByArguments, restore
 
 # How many tokens come before those of the patches: class, distillation and register tokens.
@@ -41,7 +41,7 @@ def require_keras_hub() -> Any:
         UserError: It is not installed.
     """
     with user_errors(
-        ImportError, f"a `hub:` backbone needs KerasHub ({REASON}): pip install 'tfdml[hub]'"
+        ImportError, f"a `hub:` backbone needs KerasHub ({ERROR_TEXT}): pip install 'tfdml[hub]'"
     ):
         return importlib.import_module("keras_hub")
 
@@ -241,12 +241,14 @@ def load_preset(
         "and of its image converter), and pass 'hub:FOLDER'"
     )
     # Each of the places from which it fetches has errors of its own.
-    with user_errors(Exception, f"backbone 'hub:{name}' cannot be loaded: {REASON}; {how}"):
+    with user_errors(Exception, f"backbone 'hub:{name}' cannot be loaded: {ERROR_TEXT}; {how}"):
         network = hub.models.Backbone.from_preset(path)
         scaling = _scaling(hub, path)
     if type(network).__name__ in _TWO_TOWERS:
         network = network.vision_encoder
-    with user_errors(Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {REASON}"):
+    with user_errors(
+        Exception, f"cannot build backbone 'hub:{name}' at {image_size} px: {ERROR_TEXT}"
+    ):
         network = resized(network, image_size)
     if type(network).__name__ in _LEADING:
         return TokenBackbone(network), scaling, (PATCH_MAP,)
@@ -300,7 +302,7 @@ def load_text_preset(name: str, length: int = 0) -> tuple[keras.Model, HubTokeni
     hub = require_keras_hub()
     folder = os.path.expanduser(name)
     path = folder if os.path.isdir(folder) else name
-    with user_errors(Exception, f"text backbone 'hub:{name}' cannot be loaded: {REASON}"):
+    with user_errors(Exception, f"text backbone 'hub:{name}' cannot be loaded: {ERROR_TEXT}"):
         network = hub.models.Backbone.from_preset(path)
         family = type(network).__name__.removesuffix("Backbone")
         kinds = ("Preprocessor", "CausalLMPreprocessor", "TextClassifierPreprocessor")

@@ -15,7 +15,7 @@ import keras
 from tfdml.arguments import integer, number
 from tfdml.backbones.hub import check_preset, load_preset
 from tfdml.backbones.networks import bn_inception, conv4, googlenet, resnet50_v1_5
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.expressions import HUB, Call
 from tfdml.registry import find, register, registered
 
@@ -157,7 +157,7 @@ def resolve(name: str, image_size: int, weights: str | None = None, **options) -
     weights = None if weights in _NO_WEIGHTS else weights
     hint = " (offline? pass the path of a weights file instead)" if weights == "imagenet" else ""
     with user_errors(
-        Exception, f"cannot build backbone {name!r} at {image_size} px: {REASON}{hint}"
+        Exception, f"cannot build backbone {name!r} at {image_size} px: {ERROR_TEXT}{hint}"
     ):
         shape = (image_size, image_size, 3)
         backbone = entry.make(shape, "imagenet" if weights == "imagenet" else None, options)
@@ -191,7 +191,7 @@ def _find(name: str, weights: str | None, options: dict[str, Any]) -> tuple[_Ent
             raise UserError(f"backbone {name!r} has no option {option!r} ({known})")
         # MobileNet would build its narrowest network from a negative alpha without a word.
         if option in ("width", "alpha"):
-            with user_errors(ValueError, f"cannot build backbone {name!r}: {REASON}"):
+            with user_errors(ValueError, f"cannot build backbone {name!r}: {ERROR_TEXT}"):
                 integer(option, value, at_least=1) if option == "width" else number(
                     option, value, above=0
                 )
@@ -221,7 +221,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     _check_sum(path)
     # h5py raises whatever the damaged place of a file brings about.
     damaged = user_errors(
-        Exception, f"{path} is not an HDF5 file of Keras weights ({REASON})", weights=...
+        Exception, f"{path} is not an HDF5 file of Keras weights ({ERROR_TEXT})", weights=...
     )
     with damaged, h5py.File(path, "r") as file:
         arrays: list[tuple] = []
@@ -233,7 +233,7 @@ def load_weights(model: keras.Model, path: str) -> None:
     # must agree.
     if sorted(arrays) != sorted(wanted):
         raise UserError(f"{path} does not fit {model.name} (another width, or a top?)", weights=...)
-    with user_errors(Exception, f"{path} does not fit {model.name}: {REASON}", weights=...):
+    with user_errors(Exception, f"{path} does not fit {model.name}: {ERROR_TEXT}", weights=...):
         model.load_weights(path)
 
 
@@ -242,7 +242,7 @@ def _check_sum(path: str) -> None:
     beside = Path(f"{path}.sha256")
     if not beside.is_file():
         return
-    with user_errors(OSError, f"{path} cannot be read: {REASON}", weights=...):
+    with user_errors(OSError, f"{path} cannot be read: {ERROR_TEXT}", weights=...):
         expected = beside.read_text("utf-8", "replace").split()
         with open(path, "rb") as file:
             checksum = hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,7 +19,7 @@ from absl import flags
 from absl import logging as absl_logging
 
 from tfdml.errors import (
-    REASON,
+    ERROR_TEXT,
     UserError,
     quiet_errors,
     short_message,
@@ -318,7 +318,7 @@ def load_tensorflow() -> None:
         raise UserError("KERAS_BACKEND=jax needs JAX: pip install 'tfdml[jax]'")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     print("loading TensorFlow", file=sys.stderr, flush=True)
-    cannot = f"TensorFlow cannot be loaded ({REASON}); run tfdml doctor"
+    cannot = f"TensorFlow cannot be loaded ({ERROR_TEXT}); run tfdml doctor"
     with user_errors(ImportError, cannot), quiet_errors():
         import tensorflow as tf
 

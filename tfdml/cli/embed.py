@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source, trained_classes
-from tfdml.errors import REASON, user_errors
+from tfdml.errors import ERROR_TEXT, user_errors
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
 from tfdml.names import TEXT, clean, lines
@@ -151,7 +151,7 @@ def _embed_texts(flags: EmbedFlags) -> None:
         written = list(itertools.chain.from_iterable(ViewItems.of(part).texts for part in parts))
     else:
         with user_errors(
-            (OSError, UnicodeDecodeError), f"cannot be read: {REASON}", texts=flags.texts
+            (OSError, UnicodeDecodeError), f"cannot be read: {ERROR_TEXT}", texts=flags.texts
         ):
             written = lines(read_bytes(os.path.expanduser(flags.texts)).decode())
     source = f"texts={flags.texts}"

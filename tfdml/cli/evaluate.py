@@ -70,7 +70,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.evaluation.flags import EvaluateFlags
 from tfdml.cli.evaluation.galleries import calibrate_gallery, watch_queries
 from tfdml.cli.evaluation.splits import Split
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import fields_of, flag_text
 from tfdml.run_folder import FLAGS_FILE
@@ -362,7 +362,7 @@ def _verification_of_sets(split: Split) -> _Measures:
     pairs, is_similar = read_set_pairs(flags.set_pairs)
     sets = np.array(class_of_each(split.images.labels, split.images.class_names), str)
     rule: dict[str, Any] = {"per_class": flags.per_class, "distance": flags.distance}
-    with user_errors(UserError, REASON, set_pairs=flags.set_pairs):
+    with user_errors(UserError, ERROR_TEXT, set_pairs=flags.set_pairs):
         distances = evaluation.set_distances(split.embeddings, sets, pairs, groups=groups, **rule)
         # In another order, as folds without one of the two kinds would have no threshold.
         order = np.random.default_rng(0).permutation(len(pairs))

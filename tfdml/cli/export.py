@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import check_ended
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.export.options import ExportOptions
 from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_local
@@ -210,7 +210,7 @@ def _write_examples(folder: Path) -> None:
     for source in sources:
         if (folder / source.name).exists():
             raise UserError(f"has {source.name} already: name another folder", examples=folder)
-    with user_errors(OSError, f"cannot be written ({REASON})", examples=folder):
+    with user_errors(OSError, f"cannot be written ({ERROR_TEXT})", examples=folder):
         folder.mkdir(parents=True, exist_ok=True)
         for source in sources:
             shutil.copyfile(source, folder / source.name)

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, load_tensorflow
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import printable, read_json, require_writable
 from tfdml.names import TEXT, clean
 from tfdml.options import changed, condition, option
@@ -258,7 +258,7 @@ def _limit_of(
 
     text = flags.max_distance
     if isinstance(limit, Calibration):
-        with user_errors(UserError, REASON, max_distance=text):
+        with user_errors(UserError, ERROR_TEXT, max_distance=text):
             print(limit.for_searches(distance, size, per_class))
         limit = limit.threshold
     value = float("inf") if limit is None else limit

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tfdml.errors import REASON, UserError, quiet_errors, short_message, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, quiet_errors, short_message, user_errors
 from tfdml.registry import VARIABLE
 
 LOCAL = "local"
@@ -33,7 +33,9 @@ def import_ray() -> Any:
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)
-    with user_errors(ImportError, f"needs Ray: pip install 'tfdml[ray]' ({REASON})", cluster=...):
+    with user_errors(
+        ImportError, f"needs Ray: pip install 'tfdml[ray]' ({ERROR_TEXT})", cluster=...
+    ):
         import ray
     return ray
 

@@ -12,7 +12,7 @@ from absl import flags, logging
 
 from tfdml.cluster.ray_session import LOCAL, ray_session
 from tfdml.cluster.settings import ClusterSettings
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, short_message, user_errors
 from tfdml.io.files import (
     PARTIAL_PREFIX,
     is_file,
@@ -81,7 +81,7 @@ def train_on_cluster(
 
 def _fit(experiment: Experiment, settings: ClusterSettings, storage: str, name: str) -> Any:
     with user_errors(
-        ImportError, f"needs Ray Train ({REASON}): pip install 'tfdml[ray]'", cluster=...
+        ImportError, f"needs Ray Train ({ERROR_TEXT}): pip install 'tfdml[ray]'", cluster=...
     ):
         import ray
         from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig

@@ -8,7 +8,7 @@ from typing import Any
 from tfdml import arguments
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.readers import glyphs, official_archives, own_images
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
 from tfdml.io.files import plain_path
 from tfdml.registry import find, register, registered
 
@@ -75,7 +75,7 @@ def load(
             takes = f"it takes: {choices}" if choices else "it takes none"
             raise UserError(f"data set {name} has no option {option!r}; {takes}")
         check = arguments.BY_TYPE.get(types.get(option, Any))
-        with user_errors(ValueError, f"data set {name}: {REASON} (one of its options)"):
+        with user_errors(ValueError, f"data set {name}: {ERROR_TEXT} (one of its options)"):
             options[option] = check(option, value) if check else value
     if data_dir:
         # A shell expands no tilde behind an equals sign.

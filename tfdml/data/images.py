@@ -31,7 +31,7 @@ from tfdml.data.decoding import (
     narrow_fault,
     shown_size,
 )
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io import files
 from tfdml.names import ID, PATH, clean
 
@@ -128,7 +128,7 @@ class Images(abc.ABC):
         """
         kinds = (OSError, ValueError, tf.errors.OpError)
         with user_errors(
-            kinds, f"{self.name(index)} cannot be read as an image: {REASON}", keep="last"
+            kinds, f"{self.name(index)} cannot be read as an image: {ERROR_TEXT}", keep="last"
         ):
             return decode_image(tf.constant(self.encoded(index))).numpy()
 

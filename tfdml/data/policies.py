@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
 from tfdml.expressions import Terms
 from tfdml.registry import import_allowed
 
@@ -178,7 +178,7 @@ class Policy:
             shape, key = (_TRIAL_SIZE, _TRIAL_SIZE, 3), tf.constant([1, 2], tf.int64)
             with user_errors(
                 (TypeError, ValueError),
-                f"{self} cannot be applied to an image: {REASON}",
+                f"{self} cannot be applied to an image: {ERROR_TEXT}",
                 policy=...,
             ):
                 apply.get_concrete_function(
@@ -208,7 +208,7 @@ class _KeyedDraws(keras.random.SeedGenerator):
 
 
 def _layer(step: Step, draws: _KeyedDraws) -> Callable[[tf.Tensor], tf.Tensor]:
-    refused = f"policy: {step.name} does not take {step.arguments}: {REASON}"
+    refused = f"policy: {step.name} does not take {step.arguments}: {ERROR_TEXT}"
     values = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in step.arguments.items()

@@ -28,7 +28,7 @@ from tfdml.data.limits import DECODER_LIMIT
 from tfdml.data.readers.own_images import COLUMNS
 from tfdml.data.transforms import resize_to_side
 from tfdml.errors import (
-    REASON,
+    ERROR_TEXT,
     UserError,
     check_choice,
     check_not_negative,
@@ -213,7 +213,9 @@ def fetch(
         f"{os.path.join(folder, file.name)}"
     )
     # Errors of requests are OSErrors; Pooch raises ValueError where the checksum differs.
-    with user_errors((OSError, ValueError), f"{file.url} cannot be fetched ({REASON}); {advice}"):
+    with user_errors(
+        (OSError, ValueError), f"{file.url} cannot be fetched ({ERROR_TEXT}); {advice}"
+    ):
         return fetcher.fetch(file.name, downloader=receive)
 
 
@@ -234,7 +236,7 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> 
         >>> unpack("CUB_200_2011.tgz", "unpacked", last="CUB_200_2011")
     """
     kinds = (OSError, shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
-    with user_errors(kinds, f"{archive} cannot be unpacked into {folder} ({REASON})"):
+    with user_errors(kinds, f"{archive} cannot be unpacked into {folder} ({ERROR_TEXT})"):
         os.makedirs(folder, exist_ok=True)
         files.sweep(folder)
         with files.partial_folder(folder) as hidden:

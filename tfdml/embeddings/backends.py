@@ -40,7 +40,7 @@ from tfdml.embeddings.model_card import (
     view_of,
     view_of_card,
 )
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.flags import parse_flags
 from tfdml.io.files import access_fault, in_store, is_remote, local_copy, read_json, sha256_of
 from tfdml.models import AnyEmbedder, TextEmbedder
@@ -507,7 +507,7 @@ def load_embedder(path: str | os.PathLike) -> AnyEmbedder:
     compare_with_card(path)
     flags = path.parent / FLAGS_FILE
     if flags.is_file():
-        with user_errors(UserError, f"{flags}: {REASON}"):
+        with user_errors(UserError, f"{flags}: {ERROR_TEXT}"):
             import_modules(parse_flags(flags.read_text(encoding="utf-8")).get("import", ""))
     embedder = load_keras_model(path)
     if not isinstance(embedder, AnyEmbedder):
@@ -522,7 +522,7 @@ def load_keras_model(path: Path) -> keras.Model:
         UserError: It is damaged, or not such a file.
     """
     # Unknown layers, and whatever else Keras raises on a foreign file.
-    with user_errors(Exception, f"{path} cannot be loaded: {REASON}", named=True):
+    with user_errors(Exception, f"{path} cannot be loaded: {ERROR_TEXT}", named=True):
         # Keras looks neither for damage nor for what is no archive, such as a legacy HDF5 model.
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -531,7 +531,9 @@ def load_keras_model(path: Path) -> keras.Model:
         # Code in the file, such as that of a Lambda layer, is refused; `safe_mode` is Keras's
         # default.
         advice = "If a module of yours registers it, name it with --import"
-        with user_errors(TypeError, f"{path} cannot be loaded: {REASON} {advice}", keep="first"):
+        with user_errors(
+            TypeError, f"{path} cannot be loaded: {ERROR_TEXT} {advice}", keep="first"
+        ):
             return keras.saving.load_model(path, compile=False, safe_mode=True)
 
 
@@ -555,7 +557,7 @@ class SavedModelEmbedder(EmbeddingBackend):
         compare_with_card(self.path)
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(
-            Exception, f"cannot be loaded as SavedModel: {REASON}", keep="last", model=path
+            Exception, f"cannot be loaded as SavedModel: {ERROR_TEXT}", keep="last", model=path
         ):
             # Kept, because what the signature refers to lives only as long as this.
             self.loaded = tf.saved_model.load(str(path))
@@ -598,7 +600,9 @@ class SavedModelEmbedder(EmbeddingBackend):
         return self._floats(answer["embedding"].numpy(), len(encoded_images)), reasons
 
     def _embed_texts(self, texts: Sequence[str]) -> np.ndarray:
-        with user_errors(tf.errors.InvalidArgumentError, f"{self.address}: {REASON}", keep="last"):
+        with user_errors(
+            tf.errors.InvalidArgumentError, f"{self.address}: {ERROR_TEXT}", keep="last"
+        ):
             return self.loaded.signatures["embed_texts"](texts=tf.constant(list(texts), tf.string))[
                 "embedding"
             ].numpy()
@@ -685,7 +689,7 @@ def _open_litert(
     path: Path, threads: int
 ) -> tuple[Callable[[np.ndarray], np.ndarray], list[str], list[int]]:
     kind = litert_interpreter()
-    message = f"model={path} cannot be loaded as a .tflite file: {REASON}"
+    message = f"model={path} cannot be loaded as a .tflite file: {ERROR_TEXT}"
     with user_errors((ValueError, RuntimeError), message, keep="last"):
         interpreter = kind(model_path=str(path), num_threads=threads)
         interpreter.allocate_tensors()
@@ -724,7 +728,7 @@ def _open_onnx(
     options.intra_op_num_threads = threads
     # Its own kinds of errors derive from nothing narrower.
     with user_errors(
-        Exception, f"cannot be loaded as an .onnx file: {REASON}", keep="last", model=path
+        Exception, f"cannot be loaded as an .onnx file: {ERROR_TEXT}", keep="last", model=path
     ):
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     inputs, outputs = session.get_inputs(), session.get_outputs()

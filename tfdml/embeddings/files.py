@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from absl import logging
 
-from tfdml.errors import REASON, UserError, differences, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, differences, user_errors
 from tfdml.io import files
 from tfdml.io.tables import Column, Table, read_table, vector_blocks
 from tfdml.labels import integer_labels
@@ -374,7 +374,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
     embeddings: np.ndarray
     table = Table("", str(path), {})
     with user_errors(
-        Exception, f"{path} cannot be read: {REASON}", keep="first"
+        Exception, f"{path} cannot be read: {ERROR_TEXT}", keep="first"
     ):  # whatever NumPy and Arrow raise
         if path.suffix.lower() == ".npy":
             embeddings = np.lib.format.open_memmap(path, mode="r")
@@ -451,7 +451,7 @@ def _classes_of(table: Table) -> tuple[np.ndarray | None, dict[int, str]]:
         names = labels
         labels = None
     if labels is not None:
-        with user_errors(UserError, f"{table.source}: {REASON}"):
+        with user_errors(UserError, f"{table.source}: {ERROR_TEXT}"):
             labels = integer_labels(labels)
     if names is None:
         return labels, {}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.arguments import count_of_share
-from tfdml.errors import REASON, UserError, check_share, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_share, user_errors
 from tfdml.evaluation.drift import Baseline, Drift, compare_queries
 from tfdml.evaluation.identification import Basis, Searches, largest_threshold
 from tfdml.evaluation.intervals import Interval, mean_interval
@@ -669,7 +669,7 @@ class Calibration:
         names = {field.name for field in dataclasses.fields(cls)}
         with user_errors(
             (TypeError, ValueError, AttributeError),
-            f"{where}: the calibration cannot be used: {REASON}",
+            f"{where}: the calibration cannot be used: {ERROR_TEXT}",
         ):
             if others := names.symmetric_difference(values):
                 listed = ", ".join(sorted(others))
@@ -759,7 +759,7 @@ def choose_calibration(
         return None
     try:
         if option == "auto" or option.startswith(TARGETS):
-            with user_errors(UserError, f"the images cannot show the threshold: {REASON}"):
+            with user_errors(UserError, f"the images cannot show the threshold: {ERROR_TEXT}"):
                 calibration = measure(target_of(usual if option == "auto" else option, "calibrate"))
         else:
             calibration = calibration_in(read(option), option)

@@ -15,7 +15,7 @@ from tensorflow.lite.tools import flatbuffer_utils
 from tfdml.backbones import TokenBackbone
 from tfdml.embeddings.backends import litert_interpreter
 from tfdml.embeddings.compute import slices
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
 from tfdml.export.options import PRECISIONS
 from tfdml.export.saved_model import frozen_module, quiet, view_spec
 from tfdml.models import (
@@ -136,7 +136,7 @@ def _converted(
         converter.inference_output_type = tf.float32
     kinds = (RuntimeError, ValueError, tf.errors.OpError)
     with (
-        user_errors(kinds, f"LiteRT cannot convert to {precision}: {REASON}", keep="first"),
+        user_errors(kinds, f"LiteRT cannot convert to {precision}: {ERROR_TEXT}", keep="first"),
         quiet(),
     ):
         file = bytes(converter.convert())
@@ -314,7 +314,7 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
         graph.replace_inputs(difference, [one, node.output[0]])
 
     kinds = (ValueError, RuntimeError, NotImplementedError)
-    with user_errors(kinds, f"tf2onnx cannot convert this embedder: {REASON}"), quiet():
+    with user_errors(kinds, f"tf2onnx cannot convert this embedder: {ERROR_TEXT}"), quiet():
         model, _ = tf2onnx.convert.from_function(
             embed,
             input_signature=[spec],

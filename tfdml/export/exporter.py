@@ -22,7 +22,7 @@ from tfdml.embeddings import embed
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.compute import slices
 from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, model_card
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate, evaluate_dataset
 from tfdml.evaluation.calibration import choose_calibration
 from tfdml.evaluation.views import ViewItems
@@ -172,7 +172,7 @@ def exported_vectors(name: str, path: Path, inputs: Any) -> np.ndarray:
     Raises:
         UserError: The file cannot be loaded or run.
     """
-    message = f"the exported {name} cannot be run: {REASON}"
+    message = f"the exported {name} cannot be run: {ERROR_TEXT}"
     with user_errors(Exception, message, keep="last"), tf.device("/CPU:0"):
         run: Any
         if name == "saved_model":
@@ -568,12 +568,12 @@ def export_run(
     options = options or ExportOptions()
     if whitening is not None:
         batches = evaluation_batches(splits.train, EvaluationTransform.of(embedder), _BATCH_SIZE)
-        with user_errors((TypeError, ValueError), REASON, whitening=...):
+        with user_errors((TypeError, ValueError), ERROR_TEXT, whitening=...):
             embedder = with_whitening(embedder, embed(embedder, batches), **whitening)
         about["whitening"] = dict(whitening)
     if truncate_dim:
         about["truncated_from"] = embedder.embedding_dim
-        with user_errors(ValueError, REASON, truncate_dim=truncate_dim):
+        with user_errors(ValueError, ERROR_TEXT, truncate_dim=truncate_dim):
             embedder = TruncatedEmbedder(embedder, truncate_dim)
         embedder.build((None, *embedder.view_shape))
     is_changed = bool(stack_on or whitening is not None or truncate_dim)
@@ -613,7 +613,7 @@ def load_run(
     if stack_on:
         embedder, experiment = load_run(stack_on, data_dir=data_dir)
         head, _ = load_run(run_dir, moments)
-        with user_errors(ValueError, REASON, run_dir=run_dir, stack_on=stack_on):
+        with user_errors(ValueError, ERROR_TEXT, run_dir=run_dir, stack_on=stack_on):
             return stack(embedder, head), experiment
     run = RunFolder(run_dir)
     embedder = load_embedder(run.moments if moments else run.embedder)

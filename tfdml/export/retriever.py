@@ -20,7 +20,7 @@ from tfdml.data.images import row_numbers
 from tfdml.embeddings.backends import EmbeddingBackend, SavedModelEmbedder, embed_readable
 from tfdml.embeddings.files import ImageTable, check_same_model, class_of_each
 from tfdml.embeddings.model_card import CARD, card_of, describe_files, fingerprint, served_version
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.evaluation.calibration import (
     choose_calibration,
@@ -343,7 +343,7 @@ class Retriever(Gallery):
         )
         # Whatever TensorFlow raises on a damaged graph.
         with user_errors(
-            Exception, f"{path} cannot be loaded as a retriever: {REASON}", keep="last"
+            Exception, f"{path} cannot be loaded as a retriever: {ERROR_TEXT}", keep="last"
         ):
             # Kept, as its signatures live no longer than it.
             self._loaded = tf.saved_model.load(str(path))
@@ -568,7 +568,7 @@ class Retriever(Gallery):
 
     def _answer(self, signature: str, **inputs: Any) -> dict[str, np.ndarray]:
         with user_errors(
-            (tf.errors.InvalidArgumentError, TypeError, ValueError), REASON, keep="last"
+            (tf.errors.InvalidArgumentError, TypeError, ValueError), ERROR_TEXT, keep="last"
         ):
             outputs = self._loaded.signatures[signature](
                 **{name: tf.constant(value) for name, value in inputs.items()}
@@ -592,7 +592,7 @@ def _joined_arrays(name: str, parts: Sequence[Mapping[str, np.ndarray]]) -> np.n
 
 def _as_json(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
     kinds = (TypeError, ValueError, RecursionError)
-    with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {REASON}"):
+    with user_errors(kinds, f"the gallery's metadata cannot be written as JSON: {ERROR_TEXT}"):
         return [
             json.dumps(dict(values), ensure_ascii=False, sort_keys=True, allow_nan=False)
             for values in metadata
@@ -602,7 +602,7 @@ def _as_json(metadata: Sequence[Mapping[str, Any]]) -> list[str]:
 def _bytes(image: Image) -> bytes:
     if isinstance(image, bytes):
         return image
-    with user_errors(OSError, f"{image} cannot be read: {REASON}"):
+    with user_errors(OSError, f"{image} cannot be read: {ERROR_TEXT}"):
         return read_bytes(image)
 
 

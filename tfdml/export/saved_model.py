@@ -35,7 +35,7 @@ from tfdml.data.decoding import (
 from tfdml.data.images import as_written
 from tfdml.data.limits import NARROWEST, SERVING_LIMIT
 from tfdml.data.transforms import EvaluationTransform
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import locked, partial_folder, require_local, sweep
 from tfdml.models import AnyEmbedder, TextEmbedder
 
@@ -78,7 +78,7 @@ def new_version(versions: str | os.PathLike) -> Iterator[tuple[Path, Path]]:
         PosixPath('models/photos/1')
     """
     require_local(versions, "folder")
-    with user_errors(OSError, f"{versions} cannot be written: {REASON}"):
+    with user_errors(OSError, f"{versions} cannot be written: {ERROR_TEXT}"):
         os.makedirs(versions, exist_ok=True)
         with locked(versions, "folder", wait=True):
             sweep(versions)

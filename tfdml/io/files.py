@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from tfdml.errors import REASON, UserError, redact_text, short_message, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, redact_text, short_message, user_errors
 
 if TYPE_CHECKING:
     import fsspec
@@ -119,7 +119,7 @@ def _arrow(root: str) -> tuple[fsspec.AbstractFileSystem, str]:
     from fsspec.implementations.arrow import ArrowFSWrapper
 
     # Arrow's own errors, and those of the clients behind it.
-    with user_errors(Exception, f"{root} cannot be reached: {REASON}", keep="first"):
+    with user_errors(Exception, f"{root} cannot be reached: {ERROR_TEXT}", keep="first"):
         filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
     return ArrowFSWrapper(filesystem), base
 
@@ -188,7 +188,7 @@ def printable(text: str | os.PathLike) -> str:
 
 
 def _readable(path: str | os.PathLike) -> contextlib.AbstractContextManager[None]:
-    return user_errors(OSError, f"{path} cannot be read: {REASON}", keep="first")
+    return user_errors(OSError, f"{path} cannot be read: {ERROR_TEXT}", keep="first")
 
 
 def is_file(path: str | os.PathLike) -> bool:
@@ -355,7 +355,7 @@ def make_folder(path: str | os.PathLike) -> None:
         >>> make_folder(".")
     """
     filesystem, there = filesystem_of(path)
-    with user_errors(OSError, f"{path} cannot be written ({REASON})", keep="first"):
+    with user_errors(OSError, f"{path} cannot be written ({ERROR_TEXT})", keep="first"):
         filesystem.makedirs(there, exist_ok=True)
 
 
@@ -396,7 +396,7 @@ def atomic_write(path: _Path) -> Iterator[_Path]:
             yield type(path)(temporary)
             # In a thread, where no signal raises: Arrow's stream, closed by an exception, would
             # leave what was sent.
-            with user_errors(OSError, f"{path} cannot be written ({REASON})", keep="first"):
+            with user_errors(OSError, f"{path} cannot be written ({ERROR_TEXT})", keep="first"):
                 concurrent.futures.ThreadPoolExecutor(1).submit(
                     filesystem.put_file, temporary, there
                 ).result()
@@ -645,7 +645,7 @@ def read_json(
     """
     where = os.fspath(path)
     with user_errors(
-        Exception, f"{where} cannot be read ({REASON}){_and(remedy)}"
+        Exception, f"{where} cannot be read ({ERROR_TEXT}){_and(remedy)}"
     ):  # clients have their own errors
         data = read_bytes(where)
     return fields(parse_json(data, where, remedy), required or {}, where, remedy)
@@ -668,7 +668,8 @@ def parse_json(data: bytes | str, where: str, remedy: str = "") -> Any:
     """
     # Of an integer of thousands of digits, too.
     with user_errors(
-        (ValueError, RecursionError), f"{where} is damaged: it is not JSON ({REASON}){_and(remedy)}"
+        (ValueError, RecursionError),
+        f"{where} is damaged: it is not JSON ({ERROR_TEXT}){_and(remedy)}",
     ):
         return json.loads(data)
 
@@ -782,7 +783,7 @@ def compare_files(folder: str | os.PathLike, files: Any, where: str, remedy: str
         path = confined(folder, name, where)
         expected = fields(entry, {"sha256": str}, f"{where}: {name}")["sha256"]
         with user_errors(
-            OSError, f"{path}, which {where} lists, cannot be read ({REASON}){_and(remedy)}"
+            OSError, f"{path}, which {where} lists, cannot be read ({ERROR_TEXT}){_and(remedy)}"
         ):
             digest = sha256_of(path)
         if digest != expected:

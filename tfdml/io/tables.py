@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io import files
 from tfdml.names import Kind, clean, quoted, warn
 
@@ -456,7 +456,7 @@ def _opened(table: Table, parts: Sequence[str]) -> Iterator[_File]:
 def _damage(source: str, format: str) -> contextlib.AbstractContextManager[None]:
     # Whatever NumPy, Arrow and file systems raise.
     return user_errors(
-        Exception, f"{source} cannot be read as {format}: {REASON}", keep="first", longest=200
+        Exception, f"{source} cannot be read as {format}: {ERROR_TEXT}", keep="first", longest=200
     )
 
 

@@ -8,7 +8,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import integer
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.models.embedder import Embedder, build_once
 from tfdml.models.inference import represent_batches
 from tfdml.models.learner_inputs import LearnerInputs
@@ -186,7 +186,7 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         build_once(self.embedder, input_shape)
         for objective in self.objectives:
             if not objective.built:
-                unknown = f"{objective.name} cannot be built on the representation {REASON}"
+                unknown = f"{objective.name} cannot be built on the representation {ERROR_TEXT}"
                 with keras.name_scope(objective.name), user_errors(KeyError, unknown):
                     objective.build_from(shapes)
                 objective.built = True

@@ -15,7 +15,7 @@ from keras import ops
 
 from tfdml import pairwise, replicas, workarounds
 from tfdml.arguments import count_of_share, integer, number, one_of
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.layers import CosineProxies
 from tfdml.layers.vectors import draw_classes
 from tfdml.losses.base import PairLoss, check_rank
@@ -425,7 +425,7 @@ class MetricLoss(Objective):
             "take a loss of tfdml, or write a function (labels, embeddings) that returns (B,) "
             "values"
         )
-        with user_errors(Exception, f"{problem} ({REASON}): {advice}", keep="first"):
+        with user_errors(Exception, f"{problem} ({ERROR_TEXT}): {advice}", keep="first"):
             values = self.loss.call(ops.zeros((count,), "int32"), x)
             if tuple(values.shape) != (count,):
                 raise ValueError(f"it returns {tuple(values.shape)} of {count} images")

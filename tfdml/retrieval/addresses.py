@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdml.embeddings.files import holds_embeddings
 from tfdml.embeddings.model_card import served_version
-from tfdml.errors import REASON, UserError, check_choice, redact, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, redact, user_errors
 from tfdml.io.files import in_store, is_remote
 from tfdml.registry import DISTANCES
 
@@ -98,7 +98,7 @@ def parse(uri: str) -> Address:
         advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
         # Python's message may quote a part of the password.
         raise UserError(f"cannot be read: write {_FORMS}, {advice}", uri=shown) from None
-    with user_errors(UserError, REASON, uri=shown):
+    with user_errors(UserError, ERROR_TEXT, uri=shown):
         for name in options:
             check_choice("option", name, ("table", "distance"))
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)

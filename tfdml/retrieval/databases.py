@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
-from tfdml.errors import REASON, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
 from tfdml.io.files import fields, parse_json, sha256_of
 from tfdml.retrieval.addresses import Address
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
@@ -247,7 +247,7 @@ class WritableGallery(Gallery):
     def _writing(self, done: int = 0):
         """Keep other writers out; errors have the number of rows that are written."""
         before = f"; {done:,} rows before are written" if done else ""
-        counted = user_errors(UserError, f"{REASON}{before}")
+        counted = user_errors(UserError, f"{ERROR_TEXT}{before}")
         with counted, self._user_errors("cannot be written"), self._transaction():
             yield
 
@@ -434,7 +434,7 @@ class WritableGallery(Gallery):
         return Neighbors(columns.pop("id"), distances, columns)
 
     def _user_errors(self, message: str) -> contextlib.AbstractContextManager[None]:
-        return user_errors(self._errors, f"{message}: {REASON}", uri=self.address)
+        return user_errors(self._errors, f"{message}: {ERROR_TEXT}", uri=self.address)
 
     def _new_comment(self, dimension: int) -> str:
         """Return what a new table keeps of its rows."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings
-from tfdml.errors import REASON, UserError, check_choice, check_positive, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, user_errors
 from tfdml.names import CLASS, ID, PATH, Kind, clean, warn
 from tfdml.retrieval.addresses import kind_of_gallery, parse
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks
@@ -232,7 +232,7 @@ class Gallery(abc.ABC):
         about = self._existing()
         if per_class == about.per_class and not groups:
             return self
-        with user_errors(UserError, REASON, per_class=per_class):
+        with user_errors(UserError, ERROR_TEXT, per_class=per_class):
             self.check_holds_rows()
         names: list[str] = []
         vectors = [np.zeros((0, about.dimension), np.float32)]
@@ -577,7 +577,7 @@ def _open(address: str, distance: str) -> Gallery:
 def _open_database(uri: str) -> Gallery:
     address = parse(uri)
     scheme = address.parts.scheme
-    with user_errors(ImportError, f"{REASON}; pip install 'tfdml[{scheme}]'", uri=str(address)):
+    with user_errors(ImportError, f"{ERROR_TEXT}; pip install 'tfdml[{scheme}]'", uri=str(address)):
         module = importlib.import_module(f"tfdml.retrieval.{scheme}_gallery")
     return module.DatabaseGallery(address)
 

@@ -20,7 +20,7 @@ from tfdml.data.pipeline import evaluation_batches
 from tfdml.data.sampling import Sampler
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.backends import load_embedder
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.evaluation import evaluate_pairs
 from tfdml.expressions import shortened
 from tfdml.io.files import local_copy
@@ -117,7 +117,7 @@ def make_embedder(
     """
     head = settings.head
     arguments = {"dropout": settings.dropout, **projection(head, settings.embedding_dim)}
-    with user_errors(ValueError, REASON, head=str(head)):
+    with user_errors(ValueError, ERROR_TEXT, head=str(head)):
         if dimension and isinstance(head, Ensemble):
             raise UserError("has heads on a backbone, and features have none")
         if dimension:
@@ -127,7 +127,7 @@ def make_embedder(
     make = AttentionEnsemble if isinstance(head, Ensemble) else Embedder
     arguments["pooling"] = settings.pooling
     arguments["batch_norm"] = settings.batch_norm
-    with user_errors(ValueError, REASON, backbone=str(settings.backbone), head=str(head)):
+    with user_errors(ValueError, ERROR_TEXT, backbone=str(settings.backbone), head=str(head)):
         return make(backbone, **dataclasses.asdict(view), **arguments)
 
 
@@ -195,7 +195,7 @@ def make_text_embedder(backbone: TextBackbone, embedding_dim: int, train: ImageD
     """
     if train.texts is None and train.tokens is not None:
         return ModelHead(train.tokens.shape[1], embedding_dim=embedding_dim, name="text_embedder")
-    with user_errors(ValueError, REASON, text_backbone=str(backbone)):
+    with user_errors(ValueError, ERROR_TEXT, text_backbone=str(backbone)):
         embedder = build_text_embedder(backbone, embedding_dim)
     if getattr(backbone, "rate", -1) == 0:
         embedder.freeze_backbone()
@@ -355,7 +355,7 @@ def _with_objectives(
     terms = build_objectives(objectives, num_classes, relation, labels.size // 4)
     kinds = (ValueError, TypeError, tf.errors.InvalidArgumentError)
     text = shortened(str(objectives))
-    with user_errors(kinds, REASON, longest=1000, objectives=text):
+    with user_errors(kinds, ERROR_TEXT, longest=1000, objectives=text):
         learner = MetricLearner(towers, terms, gradient_cache=optimization.gradient_cache)
         learner.build(learner.view_shape)
         _try_objectives(learner, labels)
@@ -494,7 +494,7 @@ def build_components(
             experiment.seed,
         )
     if learner.towers:
-        with user_errors(UserError, REASON, text_backbone=str(data.text_backbone)):
+        with user_errors(UserError, ERROR_TEXT, text_backbone=str(data.text_backbone)):
             splits = _with_tokens(splits, learner)
     check_pairs(data, learner.objectives)
     _check_starts(learner, steps)
@@ -606,7 +606,7 @@ def _read(path: Path) -> tuple[Path, dict[str, Sequence[np.ndarray]]]:
         *_, path = run.embedder, *list_checkpoints(run.checkpoints)
         if not path.is_file():
             raise UserError("holds neither a checkpoint nor an embedder", start_from=run.path)
-    with user_errors(ValueError, REASON, start_from=path):
+    with user_errors(ValueError, ERROR_TEXT, start_from=path):
         return path, _arrays_of(path)
 
 
@@ -688,5 +688,5 @@ def _whiten(
         )
         logging.warning(text, pooled.shape[1], len(pooled), dim)
         return
-    with user_errors(ValueError, REASON, head="whitened"):
+    with user_errors(ValueError, ERROR_TEXT, head="whitened"):
         embedder.whiten(pooled, **options)

@@ -24,7 +24,7 @@ from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_im
 from tfdml.data.readers.splits import split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
-from tfdml.errors import REASON, UserError, check_share, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_share, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
@@ -156,7 +156,7 @@ def _read_splits(settings: DataSettings) -> tuple[ImageDataset, ImageDataset]:
         train = data.load(settings.dataset, directory or None, "train", **options)
         return train, data.load(settings.dataset, directory or None, "test", **options)
     texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
-    with user_errors(TypeError, f"of features: {REASON}", dataset_options=str(options)):
+    with user_errors(TypeError, f"of features: {ERROR_TEXT}", dataset_options=str(options)):
         splits = vector_splits(settings.features, directory, **options, texts=texts)
     return splits["train"], splits["test"]
 
@@ -649,7 +649,7 @@ def check_measurable(splits: Splits, ks: tuple[int, ...]) -> None:
             continue
         task = retrieval_task(**dataset_protocol(np.zeros((len(split), 1), np.float32), split))
         with user_errors(
-            UserError, f"the {name} images of {split.name} cannot be measured: {REASON}"
+            UserError, f"the {name} images of {split.name} cannot be measured: {ERROR_TEXT}"
         ):
             check_depth(task, ())
         if max(ks) > task.available:

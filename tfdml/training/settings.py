@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.expressions import HUB, Arguments, Call, Terms
 from tfdml.flags import parse_flags, shipped
 from tfdml.options import (
@@ -512,7 +512,7 @@ class EvaluationSettings(Settings):
         from tfdml.evaluation.metrics import find_metric
 
         is_direction = direction in ("", "text_to_image", "image_to_text")
-        with user_errors(UserError, REASON, selection_metric=self.selection_metric):
+        with user_errors(UserError, ERROR_TEXT, selection_metric=self.selection_metric):
             find_metric(metric if is_direction else self.selection_metric)
 
 
@@ -709,7 +709,7 @@ class Experiment(
         """
         folder = RunFolder(run_dir)
         text = folder.read_flags()
-        with user_errors(UserError, f"{folder.flags}: {REASON}"):
+        with user_errors(UserError, f"{folder.flags}: {ERROR_TEXT}"):
             return cls.from_flags(text, run_dir=str(folder.path))
 
     def check_resumes(self) -> None:

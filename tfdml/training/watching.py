@@ -17,7 +17,7 @@ from keras import ops
 
 from tfdml.data.pipeline import own_threads, training_batches
 from tfdml.data.sampling import Share
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import flat, read_json, write_json
 from tfdml.models import MetricLearner
 from tfdml.registry import check_allowed, import_allowed
@@ -407,7 +407,7 @@ def logger_of(path: str) -> list[keras.callbacks.Callback]:
     module, _, name = path.rpartition(".")
     functions = import_allowed(module, log_to=path)
     # Whatever the module of a user, or a server that is not there, raises.
-    with user_errors(Exception, REASON, named=True, log_to=path):
+    with user_errors(Exception, ERROR_TEXT, named=True, log_to=path):
         callback = getattr(functions, name)()
     if not isinstance(callback, keras.callbacks.Callback):
         raise UserError(

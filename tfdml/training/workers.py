@@ -29,7 +29,7 @@ import numpy as np
 import tensorflow as tf
 from absl import logging
 
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, short_message, user_errors
 from tfdml.version import __version__, installed
 from tfdml.workarounds import (
     bound_waiting,
@@ -226,13 +226,13 @@ class TensorFlowWorkers(Processes):
         """
         here = f"this is worker {self.index} of {self.count}"
         lost = (
-            f"another worker ended or cannot be reached ({REASON}); {here}. Start all of them "
+            f"another worker ended or cannot be reached ({ERROR_TEXT}); {here}. Start all of them "
             "again, with --resume"
         )
         try:
             yield
         except LOST as error:
-            raise WorkerLost(lost.replace(REASON, short_message(error, longest=200))) from error
+            raise WorkerLost(lost.replace(ERROR_TEXT, short_message(error, longest=200))) from error
 
     @classmethod
     def from_environment(cls) -> tuple[int, tuple[str, ...]]:
@@ -249,7 +249,7 @@ class TensorFlowWorkers(Processes):
         text = os.environ.get("TF_CONFIG", "")
         if not text:
             return 0, ("",)
-        wrong = f"TF_CONFIG does not say who trains ({REASON}): {_EXAMPLE}"
+        wrong = f"TF_CONFIG does not say who trains ({ERROR_TEXT}): {_EXAMPLE}"
         with user_errors((ValueError, KeyError, TypeError, AttributeError), wrong):
             config = json.loads(text)
             cluster = config.get("cluster", {})
@@ -281,8 +281,8 @@ class TensorFlowWorkers(Processes):
         here = f"worker {index} of {len(addresses)} ({addresses[index]})"
         others = ", ".join(addresses[:index] + addresses[index + 1 :])
         logging.info("%s: waiting for the others (%s)", here, others)
-        deaf = f"{here} cannot listen at its address: {REASON}"
-        missing = f"{here}: not all of the others came: {REASON}"
+        deaf = f"{here} cannot listen at its address: {ERROR_TEXT}"
+        missing = f"{here}: not all of the others came: {ERROR_TEXT}"
         late = f"{here}: TensorFlow runs already; start a new process"
         with (
             user_errors(tf.errors.OpError, deaf, keep="first"),
@@ -371,7 +371,7 @@ class JaxProcesses(Processes):
             keras.utils.set_random_seed(
                 0
             )  # else Keras has the processes agree on one; the run sets its own later
-            lost = f"the processes of {_VARIABLES[0]} do not find one another: {REASON}"
+            lost = f"the processes of {_VARIABLES[0]} do not find one another: {ERROR_TEXT}"
             with user_errors((RuntimeError, ValueError), lost):
                 keras.distribution.initialize()
         return JaxProcesses(index, addresses)

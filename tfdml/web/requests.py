@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.decoding import header_size
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import parse_json
 from tfdml.names import TEXT, clean
 
@@ -152,7 +152,7 @@ def _array(name: str, value: Any, spec: tf.TensorSpec) -> np.ndarray:
     if name == "texts":
         array = _texts_of(value)
     else:
-        with user_errors(ValueError, f"{name}: {REASON}"):
+        with user_errors(ValueError, f"{name}: {ERROR_TEXT}"):
             array = _bytes_of(value) if spec.dtype == tf.string else _numbers_of(value, spec.dtype)
     if not spec.shape.is_compatible_with(array.shape):
         expected = tuple(spec.shape.as_list())
@@ -170,7 +170,7 @@ def _bytes_of(value: Any) -> np.ndarray:
 def _texts_of(value: Any) -> np.ndarray:
     """Return the UTF-8 bytes of texts, plain strings or as `_bytes_of`, made plain."""
     written = value if isinstance(value, list) else [value]
-    with user_errors(ValueError, f"texts: {REASON}"):
+    with user_errors(ValueError, f"texts: {ERROR_TEXT}"):
         read = [text if isinstance(text, str) else _decoded(text) for text in written]
     plain = [text.encode() for text in clean(read, TEXT, "texts", lambda row: f"text {row}")]
     return np.array(plain if isinstance(value, list) else plain[0], object)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tfdml.errors import REASON, UserError, short_message, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.web.lanes import Lanes
 from tfdml.web.requests import Call, check_pixels, parse_call, write_answer
@@ -34,7 +34,7 @@ class ServedModel:
     def __init__(self, folder: Path, name: str):
         self.name = name
         self.version = folder.name
-        unloadable = f"version {folder} is not served: cannot be loaded: {REASON}"
+        unloadable = f"version {folder} is not served: cannot be loaded: {ERROR_TEXT}"
         with user_errors((OSError, tf.errors.OpError, ValueError), unloadable, keep="first"):
             # Kept, as its signatures live no longer than it.
             self._model = tf.saved_model.load(str(folder))
@@ -67,7 +67,7 @@ class ServedModel:
             dtype = tf.string if array.dtype == object else None
             tensors[name] = tf.constant(array, dtype)
         refusals = (tf.errors.InvalidArgumentError, TypeError, ValueError)
-        with user_errors(refusals, REASON, keep="last"):
+        with user_errors(refusals, ERROR_TEXT, keep="last"):
             outputs = self._functions[call.signature](**tensors)
             return {name: tensor.numpy() for name, tensor in outputs.items()}
 

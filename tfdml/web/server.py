@@ -18,7 +18,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tfdml.errors import REASON, user_errors
+from tfdml.errors import ERROR_TEXT, user_errors
 from tfdml.web.lanes import Lanes
 
 # Connections at the same time. A further one takes the place of that which has waited longest for
@@ -44,7 +44,9 @@ def listen(host: str, port: int) -> socket.socket:
         True
     """
     with user_errors(
-        OSError, f"{host} has no such free port: {REASON}; name another, or 0 for any", port=port
+        OSError,
+        f"{host} has no such free port: {ERROR_TEXT}; name another, or 0 for any",
+        port=port,
     ):
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET

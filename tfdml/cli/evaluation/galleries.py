@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfdml.cli.command_line import load_tensorflow
 from tfdml.cli.evaluation.flags import EvaluateFlags
 from tfdml.cli.model_flags import DataChoice, kind_of_gallery, load_source, trained_names
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import printable, read_json
 
 if TYPE_CHECKING:
@@ -209,14 +209,14 @@ def watch_queries(flags: EvaluateFlags) -> tuple[Drift, dict[str, Any]]:
     from tfdml.evaluation.calibration import calibration_in
 
     calibration = calibration_in(read_json(flags.watch), flags.watch)
-    with user_errors(UserError, REASON, watch=flags.watch):
+    with user_errors(UserError, ERROR_TEXT, watch=flags.watch):
         calibration.for_searches(calibration.distance)
     source = _source(flags)
     gallery = GallerySide.read("gallery", flags, source, calibration.distance)
     check_same_model(calibration.basis.model, gallery.model, "the threshold and --gallery")
     queries = _queries(flags, source)
     check_same_model(calibration.basis.model, queries.model, "the threshold and --queries")
-    with user_errors(UserError, REASON, watch=flags.watch):
+    with user_errors(UserError, ERROR_TEXT, watch=flags.watch):
         drift = calibration.watch(
             queries.embeddings,
             gallery.embeddings,

@@ -20,7 +20,7 @@ from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import EncodedImages, FileImages, Images
 from tfdml.data.readers.image_files import UNPACK, LeftOut, first_of, images_below, is_visible
 from tfdml.data.readers.splits import dataset_of
-from tfdml.errors import REASON, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import is_file
 from tfdml.io.tables import Table, read_words
 from tfdml.names import CLASS, ID, PATH, ROLE, Kind, clean, warn
@@ -163,7 +163,9 @@ def _find_table(root: pathlib.Path, name: str) -> pathlib.Path | None:
 
 def _load_mat(path: pathlib.Path, field: str) -> np.ndarray:
     # scipy raises a dozen types on a damaged file.
-    with user_errors(Exception, f"cars196: {path} is no MATLAB file ({REASON}); unpack it again"):
+    with user_errors(
+        Exception, f"cars196: {path} is no MATLAB file ({ERROR_TEXT}); unpack it again"
+    ):
         return np.ravel(scipy.io.loadmat(path, squeeze_me=True).get(field, np.zeros(0)))
 
 
@@ -336,7 +338,7 @@ def read_omniglot(
 def _omniglot_zip(archive: pathlib.Path, stem: str) -> Images:
     # zipfile raises a dozen types on a damaged file.
     damaged = user_errors(
-        Exception, f"omniglot: {archive} is no whole zip archive ({REASON}); get it again"
+        Exception, f"omniglot: {archive} is no whole zip archive ({ERROR_TEXT}); get it again"
     )
     with damaged, zipfile.ZipFile(archive) as file:
         inside = re.compile(rf"{stem}/[^/]+/[^/]+/[^./][^/]*\.png")
