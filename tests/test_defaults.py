@@ -35,11 +35,12 @@ def _defaults_of(arguments):
 
 
 def _field_default(node):
-    """The default of a field of a dataclass; of a setting the first argument of `option`."""
+    """The default of a field of a dataclass; of a setting the first argument of `option`, or of
+    what declares several alike."""
     value = node.value
-    if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "option":
+    if isinstance(value, ast.Call):
         return value.args[0] if value.args else None
-    return None if isinstance(value, ast.Call) else value
+    return value
 
 
 def _documented(node, owner=""):
