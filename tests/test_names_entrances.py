@@ -271,6 +271,7 @@ WITHIN = {
     "require_utf8 texts": "a check",
     "Rows ids": "of a database",
     "class_names_of class_names": "the door itself",
+    "plain_texts texts": "the door itself, of galleries",
     "WritableGallery.add ids": "of a database, see tests/retrieval",
     "WritableGallery.delete ids": "of a database, unknown ones are ignored",
     **dict.fromkeys(
