@@ -32,3 +32,16 @@ def test_a_folder_of_photos_becomes_a_small_one(photos, tmp_path):
         assert source.class_names == copy.class_names
         assert min(min(copy.images.size(row)) for row in range(len(copy))) == 20
     assert commands.run("prepare", *flags)[0] == 2  # the folder holds files already
+
+
+def test_a_check_ends_with_status_2_where_an_image_is_bad(photos, tmp_path):
+    flags = ["--dataset=folder", f"--data_dir={photos}", "--check_only"]
+    status, printed, errors = commands.run("prepare", *flags)
+    assert (status, printed.count("are good")) == (0, 2), errors
+    bad = photos / "class 0 é" / "01.jpg"
+    bad.write_bytes(bad.read_bytes()[:100])
+    status, printed, errors = commands.run("prepare", *flags)
+    assert status == 2
+    assert "1 images are bad" in errors
+    assert "01.jpg" in printed
+    assert commands.run("prepare", *flags, "--bad_images=skip")[0] == 0

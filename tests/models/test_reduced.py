@@ -165,12 +165,3 @@ def test_a_stack_gives_the_heads_vectors_of_the_embedders_vectors(representation
     model.save(tmp_path / "stacked.keras")
     loaded = load_embedder(tmp_path / "stacked.keras")
     np.testing.assert_array_equal(loaded(images), expected)
-
-
-def test_a_truncated_embedder_normalizes_a_batch_as_the_whole_one_does():
-    """In training by the batch, afterwards by running means."""
-    whole, x = tiny_embedder(batch_norm="train"), images()
-    for training in (True, False):
-        expected = np.asarray(whole(x, training=training))[:, :3]
-        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
-        assert_close(TruncatedEmbedder(whole, 3)(x, training=training), expected)
