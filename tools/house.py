@@ -1,14 +1,11 @@
 """Rules of the layout that no linter has: `python -m tools.house`, a part of `make lint`.
 
-- Places that a reader reads twice, which are the `SHAPES` of statements and functions, are refused
-  but for `EXCEPTIONS`, each with its reason. A package in `OPEN` is still to be rewritten: it may
-  have as many places as it has, and a commit that removes some lowers the number.
+- Places that a reader reads twice, which are the `SHAPES` of statements and functions, are refused.
 - A name in `GONE` was an entrance of its own, and does not return.
 - A folder of the package has at most 12 modules.
 - No module changes the meaning of others by a `ContextVar`.
 
-`python -m tools.house --table` prints places, statements and syntax nodes by package, and
-`--places` each place.
+`python -m tools.house --table` prints places, statements and syntax nodes by package.
 """
 
 from __future__ import annotations
@@ -36,12 +33,6 @@ SHAPES = (
     "a dict of arguments built by |=",
     f"a function of more than {LARGEST_FUNCTION} nodes",
 )
-
-#: Places of packages that are still to be rewritten.
-OPEN: dict[str, int] = {}
-
-#: Functions, as `tfdml/losses/base.py:Loss.call`, that keep such a place, and why.
-EXCEPTIONS: dict[str, str] = {}
 
 #: Names of entrances that went, and what is in their place.
 GONE: dict[str, str] = {
@@ -189,7 +180,8 @@ class House:
 
     def faults(self) -> Iterator[str]:
         """Yield a line for each breach of a rule."""
-        yield from self._place_faults()
+        for place in self.places:
+            yield f"{place.path}:{place.line}: {place.function}: {place.shape}"
         # The top of the package holds what all packages stand on.
         modules = [path for path in self.texts if path.name != "__init__.py"]
         folders = collections.Counter(path.parent for path in modules if len(path.parts) > 2)
@@ -202,26 +194,6 @@ class House:
             for name, successor in GONE.items():
                 if re.search(rf"\b{name}\b", text):
                     yield f"{path}: {name} went; use {successor}"
-
-    def _place_faults(self) -> Iterator[str]:
-        counts: collections.Counter[str] = collections.Counter()
-        used = set()
-        for place in self.places:
-            function = f"{place.path.as_posix()}:{place.function}"
-            package = package_of(place.path)
-            if function in EXCEPTIONS:
-                used.add(function)
-            elif package in OPEN:
-                counts[package] += 1
-            else:
-                yield f"{place.path}:{place.line}: {place.function}: {place.shape}"
-        for package, most in OPEN.items():
-            if counts[package] > most:
-                yield f"{package}: {counts[package]} places to read twice, of {most}; see --places"
-            if counts[package] < most:
-                yield f"{package}: {counts[package]} places are left: lower OPEN from {most}"
-        for function in EXCEPTIONS.keys() - used:
-            yield f"{function} has no such place: take it out of EXCEPTIONS"
 
     def table(self) -> Iterator[str]:
         """Yield a line for each package, and one for all: places, statements and nodes."""
@@ -245,14 +217,10 @@ class House:
 
 
 def main(words: list[str]) -> int:
-    """Print breaches, or with `--table` and `--places` what is measured; return the status."""
+    """Print breaches, or with `--table` what is measured; return the status."""
     house = House()
     if "--table" in words:
         print("\n".join(house.table()))
-        return 0
-    if "--places" in words:
-        for place in house.places:
-            print(f"{place.path}:{place.line}: {place.function}: {place.shape}")
         return 0
     breaches = list(house.faults())
     print("\n".join(breaches))
