@@ -348,6 +348,9 @@ def test_images_that_a_file_says_to_drop_are_left_out_and_recorded(tmp_path):
     assert splits.train.names == (*names[:3], *names[4:])
     assert splits.test.names == others
     assert splits.identity()["train"]["dropped"] == [names[3]]
+    final = load_splits(dataclasses.replace(few, drop=str(path), final_of="measured"), seed=0)
+    assert final.train.names == (*names[:3], *names[4:], *others[1:])
+    assert final.identity()["train"]["dropped"] == sorted([names[3], others[0]])
     path.write_text("image,action\nnone.jpg,drop\n")
     with pytest.raises(UserError, match=r"none\.jpg"):
         load_splits(dataclasses.replace(few, drop=str(path)), seed=0)

@@ -123,29 +123,32 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    train, test = _read_splits(settings)
+    train, measured_on = _read_splits(settings)
+    test: ImageDataset | None = measured_on
+    if settings.final_of:
+        train = train.join(measured_on)
+        test = None
     dropped: tuple[str, ...] = ()
     if settings.drop:
         train, dropped = leave_out(train, test, settings.drop, plain_path(settings.data_dir))
     if not settings.features:
         depth = "decode" if settings.bad_images == "skip" else "headers"
         train = check(train, settings.bad_images, depth)
-        test = check(test, settings.bad_images, depth)
+        if test is not None:
+            test = check(test, settings.bad_images, depth)
     if settings.text_backbone and train.texts is None and train.tokens is None:
         logging.info(
             "%s has no texts: those of its images are the names of their classes", train.name
         )
-        train, test = train.with_class_names(), test.with_class_names()
+        train = train.with_class_names()
+        test = None if test is None else test.with_class_names()
     if train.texts is not None and not settings.text_backbone:
         logging.info("the texts of %s are left out: --text_backbone embeds them", train.name)
-    if settings.final_of:
-        train = train.join(test)
     _refuse_one_class(train)
     train, validation = split_training_classes(
         train, settings.holdout_classes, seed, settings.holdout_sampling
     )
-    unseen = None if settings.final_of else test
-    splits = Splits(train.contiguous(), validation, unseen, dropped=dropped)
+    splits = Splits(train.contiguous(), validation, test, dropped=dropped)
     return _with_views(splits) if settings.text_backbone else splits
 
 
@@ -181,14 +184,15 @@ def _with_views(splits: Splits) -> Splits:
 
 
 def leave_out(
-    train: ImageDataset, test: ImageDataset, drop: str, directory: str = ""
+    train: ImageDataset, test: ImageDataset | None, drop: str, directory: str = ""
 ) -> tuple[ImageDataset, tuple[str, ...]]:
     """Return the training images without those that a CSV file says to drop, and the names of
     these.
 
     Args:
         train: The training images.
-        test: The test images, which all stay, so that results remain comparable.
+        test: The test images, which all stay, so that results remain comparable. None: there are
+            none.
         drop: As `tfdml.audit.read_drops`.
         directory: Where the data set lies; names count from there.
 
@@ -198,7 +202,7 @@ def leave_out(
     """
     named = set(map(composed, read_drops(os.path.expanduser(drop))))
     names = _composed_names(train, directory)
-    test_names = _composed_names(test, directory)
+    test_names = [] if test is None else _composed_names(test, directory)
     if unknown := sorted(named.difference(names, test_names)):
         raise UserError(
             f"names {len(unknown):,} images that {train.name} does not have, such as "
@@ -209,9 +213,9 @@ def leave_out(
     if not kept:
         raise UserError("leaves no training image", drop=drop)
     share = f"{len(names) - len(kept):,} of {len(names):,}"
-    staying = f"{len(named.intersection(test_names)):,}"
-    text = "drop=%s leaves out %s training images; %s test images that it names stay"
-    logging.info(text, drop, share, staying)
+    staying = len(named.intersection(test_names))
+    rest = "" if test is None else f"; {staying:,} test images that it names stay"
+    logging.info("drop=%s leaves out %s training images%s", drop, share, rest)
     return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
 
 
