@@ -21,7 +21,7 @@ from tfdml.evaluation import Calibration, accepted_rates, calibrate, identificat
 from tools.numbers import Results, command_line
 
 Classes = tuple[np.ndarray, np.ndarray]
-Outcome = tuple[Calibration, dict[str, float]]
+Outcome = dict[str, bool]
 PRIOR = 0.01
 # Of stored embeddings a split draws so many classes, at most, and images of each.
 CLASSES, IMAGES = 120, 12
@@ -85,6 +85,15 @@ def queries_of_one_gallery(first: Classes, second: Classes) -> list[dict[str, np
     return searches
 
 
+def held(calibration: Calibration, rates: dict[str, float]) -> Outcome:
+    """Return by rate whether it is in the interval of a calibration."""
+    outcome = {}
+    for name, value in rates.items():
+        interval = calibration.rates[name]
+        outcome[name] = interval.low <= value <= interval.high
+    return outcome
+
+
 def pair_rates(calibration: Calibration, images: Classes, prior: float | None) -> dict[str, float]:
     """Return the rates of pairs of other images at a threshold."""
     point = accepted_rates(*images, calibration.threshold)
@@ -98,20 +107,20 @@ def pair_rates(calibration: Calibration, images: Classes, prior: float | None) -
 def by_far(first: Classes, second: Classes) -> Outcome:
     """Calibrate pairs for a false accept rate."""
     calibration = calibrate(*first, far=0.01)
-    return calibration, pair_rates(calibration, second, None)
+    return held(calibration, pair_rates(calibration, second, None))
 
 
 def by_precision(first: Classes, second: Classes) -> Outcome:
     """Calibrate pairs for a precision."""
     calibration = calibrate(*first, precision=0.8, prior=PRIOR)
-    return calibration, pair_rates(calibration, second, PRIOR)
+    return held(calibration, pair_rates(calibration, second, PRIOR))
 
 
 def among_themselves(first: Classes, second: Classes) -> Outcome:
     """Calibrate searches of the images themselves, each without its own class."""
     calibration = calibrate(*first, fpir=0.05)
     rates = identification_rates(*second, calibration.threshold)
-    return calibration, {name: rate.mean for name, rate in rates.items()}
+    return held(calibration, {name: rate.mean for name, rate in rates.items()})
 
 
 def in_one_gallery(first: Classes, second: Classes) -> Outcome:
@@ -119,7 +128,46 @@ def in_one_gallery(first: Classes, second: Classes) -> Outcome:
     ours, theirs = queries_of_one_gallery(first, second)
     calibration = calibrate(**ours, fpir=0.05)
     rates = identification_rates(threshold=calibration.threshold, **theirs)
-    return calibration, {name: rate.mean for name, rate in rates.items()}
+    return held(calibration, {name: rate.mean for name, rate in rates.items()})
+
+
+def in_other_sizes(first: Classes, second: Classes) -> Outcome:
+    """Calibrate searches of a gallery, half of the classes of the first side, by the other half;
+    and measure other strangers in half of that gallery, the mean of random halves, and in one of
+    twice its size."""
+    (gallery, strangers), (others, more) = map(parted, (first, second))
+    calibration = calibrate(
+        *strangers, gallery=gallery[0], gallery_labels=gallery[1], fpir=0.05, distance="euclidean"
+    )
+    in_first = within(others[0], gallery, calibration.threshold)
+    in_more = within(others[0], more, calibration.threshold)
+    count = in_first.shape[1]
+    rng = np.random.default_rng(0)
+    parts = [in_first[:, rng.permutation(count)[: count // 2]] for _ in range(40)]
+    rates = {
+        0.5: np.mean([part.any(axis=1).mean() for part in parts]),
+        1: in_first.any(axis=1).mean(),
+        2: (in_first.any(axis=1) | in_more.any(axis=1)).mean(),
+    }
+    outcome = {}
+    for times, rate in rates.items():
+        interval = calibration.fpir_among(round(times * len(gallery[0])))
+        outcome[f"fpir in {times:g} times the size"] = interval.low <= rate <= interval.high
+    return outcome
+
+
+def parted(side: Classes) -> tuple[Classes, Classes]:
+    """Return the images of half of the classes, and those of the others."""
+    vectors, labels = side
+    is_first = labels < np.median(np.unique(labels))
+    return (vectors[is_first], labels[is_first]), (vectors[~is_first], labels[~is_first])
+
+
+def within(queries: np.ndarray, gallery: Classes, threshold: float) -> np.ndarray:
+    """Return (N, C), whether a query is within the threshold of an image of each class."""
+    vectors, labels = gallery
+    is_near = 2 - 2 * queries @ vectors.T <= threshold**2
+    return np.stack([is_near[:, labels == name].any(axis=1) for name in np.unique(labels)], axis=1)
 
 
 CALIBRATIONS = {
@@ -127,6 +175,7 @@ CALIBRATIONS = {
     f"pairs, precision=0.8, prior={PRIOR}": by_precision,
     "searches without the own class, fpir=0.05": among_themselves,
     "searches of a gallery, fpir=0.05": in_one_gallery,
+    "searches of galleries of other sizes, fpir=0.05": in_other_sizes,
 }
 
 
@@ -138,11 +187,9 @@ def coverage(
     for seed in range(splits):
         sides = draw(np.random.default_rng(seed))
         for name in calibrations:
-            calibration, measured = CALIBRATIONS[name](*sides)
-            for rate, value in measured.items():
-                interval = calibration.rates[rate]
-                hits[f"{name}: {rate}"].append(interval.low <= value <= interval.high)
-    return {name: float(np.mean(held)) for name, held in hits.items()}
+            for rate, is_held in CALIBRATIONS[name](*sides).items():
+                hits[f"{name}: {rate}"].append(is_held)
+    return {name: float(np.mean(of_splits)) for name, of_splits in hits.items()}
 
 
 def main() -> None:

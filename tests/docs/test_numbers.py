@@ -54,6 +54,8 @@ PAGES = {
         "weeks/table",
         "coverage_pairs/Omniglot/pairs, far=0.01: far/in its interval",
         "coverage_searches/Cars-196/searches of a gallery, fpir=0.05: fpir/in its interval",
+        "coverage_sizes/Omniglot/searches of galleries of other sizes, fpir=0.05: "
+        "fpir in 0.5 times the size/in its interval",
     ],
 }
 
