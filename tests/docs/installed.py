@@ -28,6 +28,8 @@ NOT_RUN = {
     "curl ": "needs a server",
     "tensorflow_model_server": "is a server",
     "--known=": "needs folders of visits and of strangers; tests/cli/test_evaluate.py has some",
+    "--watch=": "needs the queries of two weeks; tests/cli/test_evaluate.py has some",
+    "--set_pairs=": "needs templates of classes; tests/cli/test_evaluate.py has some",
     "tfdml serve": "is a server; tests/web asks one",
     "docker ": "starts a server",
     "kubectl ": "starts a server",
