@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from tfdml.evaluation import Calibration, accepted_rates, calibrate, identification_rates
+from tfdml.evaluation.intervals import Interval
 from tools.numbers import Results, command_line
 
 Classes = tuple[np.ndarray, np.ndarray]
@@ -85,12 +86,11 @@ def queries_of_one_gallery(first: Classes, second: Classes) -> list[dict[str, np
     return searches
 
 
-def held(calibration: Calibration, rates: dict[str, float]) -> Outcome:
-    """Return by rate whether it is in the interval of a calibration."""
+def held(intervals: Mapping[str, Interval], rates: Mapping[str, float]) -> Outcome:
+    """Return by rate whether it is in its interval."""
     outcome = {}
     for name, value in rates.items():
-        interval = calibration.rates[name]
-        outcome[name] = interval.low <= value <= interval.high
+        outcome[name] = intervals[name].low <= value <= intervals[name].high
     return outcome
 
 
@@ -107,20 +107,20 @@ def pair_rates(calibration: Calibration, images: Classes, prior: float | None) -
 def by_far(first: Classes, second: Classes) -> Outcome:
     """Calibrate pairs for a false accept rate."""
     calibration = calibrate(*first, far=0.01)
-    return held(calibration, pair_rates(calibration, second, None))
+    return held(calibration.rates, pair_rates(calibration, second, None))
 
 
 def by_precision(first: Classes, second: Classes) -> Outcome:
     """Calibrate pairs for a precision."""
     calibration = calibrate(*first, precision=0.8, prior=PRIOR)
-    return held(calibration, pair_rates(calibration, second, PRIOR))
+    return held(calibration.rates, pair_rates(calibration, second, PRIOR))
 
 
 def among_themselves(first: Classes, second: Classes) -> Outcome:
     """Calibrate searches of the images themselves, each without its own class."""
     calibration = calibrate(*first, fpir=0.05)
     rates = identification_rates(*second, calibration.threshold)
-    return held(calibration, {name: rate.mean for name, rate in rates.items()})
+    return held(calibration.rates, {name: rate.mean for name, rate in rates.items()})
 
 
 def in_one_gallery(first: Classes, second: Classes) -> Outcome:
@@ -128,7 +128,7 @@ def in_one_gallery(first: Classes, second: Classes) -> Outcome:
     ours, theirs = queries_of_one_gallery(first, second)
     calibration = calibrate(**ours, fpir=0.05)
     rates = identification_rates(threshold=calibration.threshold, **theirs)
-    return held(calibration, {name: rate.mean for name, rate in rates.items()})
+    return held(calibration.rates, {name: rate.mean for name, rate in rates.items()})
 
 
 def in_other_sizes(first: Classes, second: Classes) -> Outcome:
@@ -136,24 +136,24 @@ def in_other_sizes(first: Classes, second: Classes) -> Outcome:
     and measure other strangers in half of that gallery, the mean of random halves, and in one of
     twice its size."""
     (gallery, strangers), (others, more) = map(parted, (first, second))
-    calibration = calibrate(
-        *strangers, gallery=gallery[0], gallery_labels=gallery[1], fpir=0.05, distance="euclidean"
-    )
+    calibration = calibrate(*strangers, gallery=gallery[0], gallery_labels=gallery[1], fpir=0.05)
     in_first = within(others[0], gallery, calibration.threshold)
     in_more = within(others[0], more, calibration.threshold)
     count = in_first.shape[1]
     rng = np.random.default_rng(0)
     parts = [in_first[:, rng.permutation(count)[: count // 2]] for _ in range(40)]
-    rates = {
+    rate_by_size = {
         0.5: np.mean([part.any(axis=1).mean() for part in parts]),
         1: in_first.any(axis=1).mean(),
         2: (in_first.any(axis=1) | in_more.any(axis=1)).mean(),
     }
-    outcome = {}
-    for times, rate in rates.items():
-        interval = calibration.fpir_among(round(times * len(gallery[0])))
-        outcome[f"fpir in {times:g} times the size"] = interval.low <= rate <= interval.high
-    return outcome
+    intervals = {}
+    rates = {}
+    for times, rate in rate_by_size.items():
+        name = f"fpir in {times:g} times the size"
+        intervals[name] = calibration.fpir_among(round(times * len(gallery[0])))
+        rates[name] = rate
+    return held(intervals, rates)
 
 
 def parted(side: Classes) -> tuple[Classes, Classes]:

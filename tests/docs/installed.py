@@ -1,5 +1,5 @@
-"""The commands of the pages that a new user follows, run by an installed tfdml in an empty folder,
-on small data."""
+"""The commands of the pages that a new user follows, as they run in an empty folder, on small
+data."""
 
 from __future__ import annotations
 

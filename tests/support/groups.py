@@ -10,11 +10,11 @@ import gc
 import os
 import sys
 import tempfile
-import traceback
 
 import pytest
 
 from tests.support import fork_server, imported  # noqa: F401
+from tests.support.processes import fork
 
 TESTS = fork_server.ROOT / "tests"
 # The longest first; "" are the files that lie in no folder.
@@ -25,24 +25,16 @@ GROUPS = {**dict.fromkeys(LONGEST), **dict.fromkeys(p.parent.name for p in TESTS
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")
 
 
-def start(group, marks, log):
-    """Fork a process that runs a group; returns its number."""
-    pid = os.fork()
-    if pid:
-        return pid
+def run(group, marks, log):
+    """Run a group in this fork; returns its exit status."""
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     fork_server.start("fork")
     paths = [TESTS / group] if group else sorted(TESTS.glob("test_*.py"))
     sys.argv = ["pytest", "-m", marks, *_PLUGINS, *map(str, paths)]
-    status = 70
-    try:
-        status = pytest.main(sys.argv[1:])
-        atexit._run_exitfuncs()
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    os._exit(status)  # sys.exit would take apart all that the tests have built, for seconds
+    status = pytest.main(sys.argv[1:])
+    atexit._run_exitfuncs()
+    return status
 
 
 def main(marks, groups):
@@ -55,7 +47,7 @@ def main(marks, groups):
             if waiting and len(running) < 2:
                 log = logs.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
                 group = waiting.pop(0)
-                running[start(group, marks, log)] = group, log
+                running[fork(run, group, marks, log)] = group, log
                 continue
             pid, status = os.wait()
             group, log = running.pop(pid)

@@ -352,6 +352,7 @@ def _verification_of_sets(split: Split) -> _Measures:
     from tfdml import evaluation
     from tfdml.data.readers.own_images import read_set_pairs
     from tfdml.embeddings.files import class_of_each
+    from tfdml.evaluation.verification import verify_in_random_folds
 
     flags = split.flags
     if split.items:
@@ -364,10 +365,7 @@ def _verification_of_sets(split: Split) -> _Measures:
     rule: dict[str, Any] = {"per_class": flags.per_class, "distance": flags.distance}
     with user_errors(UserError, ERROR_TEXT, set_pairs=flags.set_pairs):
         distances = evaluation.set_distances(split.embeddings, sets, pairs, groups=groups, **rule)
-        # In another order, as folds without one of the two kinds would have no threshold.
-        order = np.random.default_rng(0).permutation(len(pairs))
-        folds = min(10, len(pairs))
-        measures = evaluation.verify_pairs(distances[order], is_similar[order], folds)
+        measures = verify_in_random_folds(distances, is_similar)
     rule_text = f"{flags.distance}, by per_class={flags.per_class}"
     if flags.groups:
         rule_text += ", the images of a group as one"

@@ -399,6 +399,13 @@ def evaluate_pairs(
     return measures
 
 
+def verify_in_random_folds(distances: np.ndarray, same: np.ndarray) -> dict[str, Any]:
+    """As `verify_pairs`, in at most ten folds that are drawn: of pairs that are sorted by kind, a
+    fold would have one kind alone, and the others no threshold."""
+    order = np.random.default_rng(0).permutation(len(same))
+    return verify_pairs(distances[order], same[order], folds=min(10, len(same)))
+
+
 def measures_of_pairs(
     embeddings: Any, pairs: PairList, distance: str = "euclidean"
 ) -> dict[str, float]:
@@ -414,9 +421,7 @@ def measures_of_pairs(
     scores, measures = pairs.scored(), {}
     rows, same = scores[:, :2].astype(np.int64), scores[:, 2] == 1
     if 0 < same.sum() < len(same) and len(same) > 2:
-        # In another order, as folds without one of the two kinds would have no threshold.
-        order = np.random.default_rng(0).permutation(len(same))
-        of_folds = verify_pairs(between(rows)[order], same[order], folds=min(10, len(same)))
+        of_folds = verify_in_random_folds(between(rows), same)
         measures = {name: of_folds[name] for name in ("accuracy", "auc", "eer")}
     if pairs.rows.shape[1] == 3 and len(pairs.rows):
         near, far = (between(pairs.rows[:, [0, end]]) for end in (1, 2))

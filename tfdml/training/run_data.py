@@ -123,11 +123,7 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     Raises:
         UserError: Something about the data is wrong; the message says what and where.
     """
-    train, measured_on = _read_splits(settings)
-    test: ImageDataset | None = measured_on
-    if settings.final_of:
-        train = train.join(measured_on)
-        test = None
+    train, test = _read_splits(settings)
     dropped: tuple[str, ...] = ()
     if settings.drop:
         train, dropped = leave_out(train, test, settings.drop, plain_path(settings.data_dir))
@@ -152,12 +148,20 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     return _with_views(splits) if settings.text_backbone else splits
 
 
-def _read_splits(settings: DataSettings) -> tuple[ImageDataset, ImageDataset]:
-    """Return the training and the test images that settings name."""
+def _read_splits(settings: DataSettings) -> tuple[ImageDataset, ImageDataset | None]:
+    """Return the training and the test images that settings name; of a final model, all of them
+    and None."""
+    if settings.features:
+        train, test = _read_features(settings)
+    else:
+        directory = plain_path(settings.data_dir) or None
+        train = data.load(settings.dataset, directory, "train", **settings.dataset_options)
+        test = data.load(settings.dataset, directory, "test", **settings.dataset_options)
+    return (train.join(test), None) if settings.final_of else (train, test)
+
+
+def _read_features(settings: DataSettings) -> tuple[ImageDataset, ImageDataset]:
     options, directory = settings.dataset_options, plain_path(settings.data_dir)
-    if not settings.features:
-        train = data.load(settings.dataset, directory or None, "train", **options)
-        return train, data.load(settings.dataset, directory or None, "test", **options)
     texts = settings.text_backbone.path if isinstance(settings.text_backbone, Vectors) else ""
     with user_errors(TypeError, f"of features: {ERROR_TEXT}", dataset_options=str(options)):
         splits = vector_splits(settings.features, directory, **options, texts=texts)

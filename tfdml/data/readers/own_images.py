@@ -42,6 +42,7 @@ COLUMNS: dict[str, Column | None] = {
 }
 _TRIPLETS = ("anchor", "positive", "negative")
 _PAIRS = ("a", "b", "similar")
+_TRUE = ("1", "true")
 _PAIR_COLUMNS: dict[str, Column | None] = {
     **dict.fromkeys(("a", "b", *_TRIPLETS), Column(PATH)),
     "similar": Column(FLAG),
@@ -399,7 +400,7 @@ def read_pairs(file: str, images: Table) -> tuple[PairList, np.ndarray]:
     rows = _rows_of_cells(table, _PAIRS[:2], row_of, images)
     cells = np.array(table.columns["similar"])
     is_junk = cells == "junk"
-    is_similar = np.isin(cells, ("1", "true"))
+    is_similar = np.isin(cells, _TRUE)
     pairs = PairList(rows[~is_junk], is_similar[~is_junk])
     scored = pairs.scored()
     is_repeated = (scored[1:, :2] == scored[:-1, :2]).all(axis=1)
@@ -430,7 +431,7 @@ def read_set_pairs(file: str) -> tuple[np.ndarray, np.ndarray]:
     table = read_rows(file, _PAIRS, columns)
     table.check_cells("similar", lambda cell: cell != "junk", "0 or 1, of a pair of sets")
     pairs = np.array([table.columns["a"], table.columns["b"]], str).T
-    return pairs, np.isin(table.columns["similar"], ("1", "true"))
+    return pairs, np.isin(table.columns["similar"], _TRUE)
 
 
 def _row_finder(images: Table, folder: str) -> Callable[[str], int | None]:
