@@ -240,13 +240,13 @@ class Searches:
         distances of the nearest classes: infinite where it finds fewer."""
         available = len(self._identities) - (self._own_rows is not None)
         k = min(_MOST_NEAR, available)
-        found = np.zeros(len(self.strangers), np.int64)
+        nearest_classes = np.zeros(len(self.strangers), np.int64)
         distances = np.full((len(self.strangers), k), np.inf, np.float32)
         without = self._own[self.strangers]
         for block, near, far in self._search(self.strangers, k, without):
-            found[block] = near[:, 0]
+            nearest_classes[block] = near[:, 0]
             distances[block] = each_class_once(near, far, k)[1]
-        return found, distances
+        return nearest_classes, distances
 
     def basis(self) -> Basis:
         """Return what a threshold of these searches is measured on."""
@@ -264,13 +264,13 @@ class Searches:
     def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
         """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
         of the queries; of strangers that search without their class, also over those they find."""
-        found = {"fpir": self._found_alone(threshold), "tpir": np.zeros((2, 0), np.int64)}
+        class_pairs = {"fpir": self._pairs_alone(threshold), "tpir": np.zeros((2, 0), np.int64)}
         rates = {}
         for name, (hits, classes) in self._hits(threshold).items():
-            rates[name] = _over_classes(hits, classes, found[name], level, new_classes)
+            rates[name] = _over_classes(hits, classes, class_pairs[name], level, new_classes)
         return rates
 
-    def _found_alone(self, threshold: float) -> np.ndarray:
+    def _pairs_alone(self, threshold: float) -> np.ndarray:
         """Return (2, P) the classes of strangers and those that they find, where nothing is found
         without either: both stand for other classes."""
         own = self._own[self.strangers]
@@ -389,7 +389,7 @@ def _nearest(blocks: Iterable[tuple]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _over_classes(
-    hits: np.ndarray, classes: np.ndarray, found: np.ndarray, level: float, new_classes: bool
+    hits: np.ndarray, classes: np.ndarray, pairs: np.ndarray, level: float, new_classes: bool
 ) -> Interval:
     """Return the share of hits with its cluster-robust interval.
 
@@ -400,7 +400,7 @@ def _over_classes(
     Args:
         hits: (N,) of the queries.
         classes: (N,) their classes, numbers.
-        found: (2, P) the class of the query of such a hit, and the class that it finds.
+        pairs: (2, P) the class of the query of such a hit, and the class that it finds.
         level: The coverage.
         new_classes: Whether the interval is that of the rate of as many other classes.
     """
@@ -409,8 +409,8 @@ def _over_classes(
     groups = len(numbers)
     parts = np.bincount(places, weights=hits - rate)
     variance = float(np.square(parts).sum())
-    if found.size:
-        ends = np.searchsorted(numbers, found)
+    if pairs.size:
+        ends = np.searchsorted(numbers, pairs)
         times_found = np.bincount(ends[1], minlength=groups)
         parts = parts + times_found - times_found.mean()
         hits_of_pairs = np.unique(np.sort(ends, axis=0), axis=1, return_counts=True)[1]

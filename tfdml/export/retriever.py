@@ -417,8 +417,8 @@ class Retriever(Gallery):
         return self.card["items" if self._finds_items else "classes"]
 
     def __repr__(self) -> str:
-        found = "items" if self._finds_items else f"classes by {self.card['per_class']}"
-        return f"Retriever({str(self.path)!r}: {len(self):,} {found}, {self.about.dimension}-d)"
+        entries = "items" if self._finds_items else f"classes by {self.card['per_class']}"
+        return f"Retriever({str(self.path)!r}: {len(self):,} {entries}, {self.about.dimension}-d)"
 
     @property
     def about(self) -> About:

@@ -124,8 +124,8 @@ class WritableGallery(Gallery):
             if stored is None:
                 return None
             models = self._models()
-            known = next((model for model in models if model), "")
-            return dataclasses.replace(stored, model=known, has_unknown="" in models)
+            first = next((model for model in models if model), "")
+            return dataclasses.replace(stored, model=first, has_unknown="" in models)
 
     @property
     def distance(self) -> str:
@@ -273,11 +273,11 @@ class WritableGallery(Gallery):
         ids = [rows.ids[row] for row in chosen]
         columns: dict[str, list[str]] = {}
         for name in ("path", "class"):
-            given = rows.columns.get(name)
-            if given is None:
+            texts = rows.columns.get(name)
+            if texts is None:
                 columns[name] = [present[id][name] if id in present else "" for id in ids]
             else:
-                columns[name] = [given[row] for row in chosen]
+                columns[name] = [texts[row] for row in chosen]
         columns["source"] = [rows.source] * len(ids)
         columns["model"] = ["" if rows.model == UNKNOWN else rows.model] * len(ids)
         vectors = check_embeddings(rows.vectors[chosen], "gallery embeddings")
