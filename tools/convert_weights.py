@@ -11,8 +11,8 @@ r"""Convert published ImageNet checkpoints into weights files of the Keras backb
   tfdml train --backbone=bn_inception --weights=bn.weights.h5 ...
 
 Reads state dicts (.pth, .safetensors; both need `pip install torch safetensors`) and .npz files of
-arrays. Names are those of PyTorch (conv1.weight) or of Caffe's blobs (conv1.0). Never runs code
-from a file. Leaves out the classifier. Every other array must fit, or nothing is written.
+arrays, whose names are those of PyTorch (conv1.weight). Never runs code from a file. Leaves out the
+classifier. Every other array must fit, or nothing is written.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _TOP = re.compile(
 # The keys under which training scripts store the state dict.
 _NESTED = ("state_dict", "model_state_dict", "model", "net", "network", "ema")
 _TORCH = ("weight", "bias", "running_mean", "running_var")
-_CAFFE = ("0", "1", "2", "3")
 _RESNET = re.compile(r"conv(\d)_block(\d)_(\d)_(conv|bn)")
 _GOOGLENET_STEM = {"conv1_7x7_s2": "conv1", "conv2_3x3_reduce": "conv2", "conv2_3x3": "conv3"}
 _GOOGLENET_BRANCHES = {
@@ -166,12 +165,9 @@ def convert(
     """
     build, rename = ARCHITECTURES[architecture]
     arrays = {name.replace("/", "_"): array for name, array in read_checkpoint(path).items()}
-    caffe = any(name.endswith(".0") for name in arrays) and not any(
-        name.endswith(".weight") for name in arrays
-    )
     model = build()
     layers = [layer for layer in model.layers if layer.weights]
-    first = f"{rename(layers[0].name)}.{_CAFFE[0] if caffe else _TORCH[0]}"
+    first = f"{rename(layers[0].name)}.{_TORCH[0]}"
     prefixes = [name.removesuffix(first) for name in arrays if name.endswith(f".{first}")]
     if first not in arrays and prefixes:
         arrays = {
@@ -186,8 +182,6 @@ def convert(
         if array is None:
             problems.append(f"{name} {shape} is missing")
             return np.zeros(shape)
-        if len(shape) == 1 and array.size == shape[0] == max(array.shape, default=1):
-            array = array.reshape(shape)  # Caffe's vectors have further axes of length 1
         if array.shape != shape:
             problems.append(f"{name} has shape {array.shape}, not {shape}")
             return np.zeros(shape)
@@ -196,33 +190,13 @@ def convert(
         return array
 
     def weights_of(layer: keras.layers.Layer) -> list[np.ndarray]:
-        name, shapes = rename(layer.name), [tuple(weight.shape) for weight in layer.weights]
-        slots = _CAFFE if caffe else _TORCH
-        if isinstance(layer, keras.layers.Conv2D):
-            height, width, channels, filters = shapes[0]
-            kernel = take(f"{name}.{slots[0]}", (filters, channels, height, width)).transpose(
-                2, 3, 1, 0
-            )
-            return [kernel, *(take(f"{name}.{slots[1]}", shape) for shape in shapes[1:])]
-        if (
-            not caffe or f"{name}.3" in arrays
-        ):  # 4 blobs: the BN layer of the fork that BN-Inception was trained in
-            return [take(f"{name}.{slot}", shapes[0]) for slot in slots]
-        # Caffe's BatchNorm layer holds sums and the decaying count that divides them; a Scale layer
-        # follows.
-        mean, variance, count = (
-            take(f"{name}.0", shapes[0]),
-            take(f"{name}.1", shapes[0]),
-            take(f"{name}.2", (1,)),
-        )
-        scales = (f"{name}_scale", f"{name.removesuffix('_bn')}_scale")
-        scale = next((candidate for candidate in scales if f"{candidate}.0" in arrays), scales[0])
-        factor = 1 / count if count else np.zeros(1)
-        return [
-            *(take(f"{scale}.{slot}", shapes[0]) for slot in "01"),
-            mean * factor,
-            variance * factor,
-        ]
+        shapes = [tuple(weight.shape) for weight in layer.weights]
+        names = [f"{rename(layer.name)}.{slot}" for slot in _TORCH[: len(shapes)]]
+        if not isinstance(layer, keras.layers.Conv2D):
+            return [take(name, shape) for name, shape in zip(names, shapes, strict=True)]
+        height, width, channels, filters = shapes[0]
+        kernel = take(names[0], (filters, channels, height, width)).transpose(2, 3, 1, 0)
+        return [kernel, *map(take, names[1:], shapes[1:])]
 
     weights = [weights_of(layer) for layer in layers]
     extra = [name for name in arrays if name not in used and not _TOP.fullmatch(name)]
