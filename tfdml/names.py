@@ -24,6 +24,8 @@ _WITHOUT_WIDTH = "\ufeff\u200b\u2060"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 _CONTROL_IN_LINES = re.compile(r"[\x00-\x08\x0e-\x1b\x7f\ud800-\udfff]")
 _NUMBER = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?")
+# By which W3C's Media Fragments name a part of an image: left, top, width and height in pixels.
+_CROP = re.compile(r"#xywh=([0-9]{1,9}),([0-9]{1,9}),([1-9][0-9]{0,8}),([1-9][0-9]{0,8})$")
 _LONGEST_WORD = max(map(len, _MISSING))
 _LONGEST_QUOTE = 120
 
@@ -103,6 +105,37 @@ def composed(text: str) -> str:
         True
     """
     return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def crop_name(path: str, box: tuple[int, ...] | None) -> str:
+    """Return the name of a part of an image; without a box that of the image, its path.
+
+    Args:
+        path: Of the image.
+        box: x1, y1, x2, y2 in pixels of the upright image; x2 and y2 are outside.
+
+    Example:
+        >>> crop_name("a.jpg", (10, 20, 40, 60))
+        'a.jpg#xywh=10,20,30,40'
+    """
+    if box is None:
+        return path
+    x1, y1, x2, y2 = box
+    return f"{path}#xywh={x1},{y1},{x2 - x1},{y2 - y1}"
+
+
+def split_crop_name(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """Return the path and the box that `crop_name` was given.
+
+    Example:
+        >>> split_crop_name("a.jpg#xywh=10,20,30,40")
+        ('a.jpg', (10, 20, 40, 60))
+    """
+    match = _CROP.search(name)
+    if match is None:
+        return name, None
+    x, y, width, height = map(int, match.groups())
+    return name[: match.start()], (x, y, x + width, y + height)
 
 
 def quoted(value: object) -> str:

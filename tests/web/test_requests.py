@@ -1,16 +1,19 @@
 """Requests in TensorFlow Serving's REST format as tensors, their limits, and answers."""
 
 import base64
+import io
 import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from tests.data.preparations import png
 from tests.export.networks import picture
+from tfdml.data import decode_image
 from tfdml.errors import UserError
-from tfdml.web.requests import Call, check_pixels, parse_call, write_answer
+from tfdml.web.requests import Call, check_pixels, crop_boxes, parse_call, write_answer
 from tfdml.web.settings import WebSettings
 
 BYTES, PIXELS, K = (
@@ -147,3 +150,33 @@ def test_answers_have_tensorflow_serving_form():
     assert json.loads(write_answer(outputs, by_row=False))["outputs"]["distances"] == [[0.5, 1.0]]
     assert json.loads(write_answer({"ids": ids}, by_row=True)) == {"predictions": [["a", "\ufffd"]]}
     assert json.loads(write_answer({"ids": ids}, by_row=False)) == {"outputs": [["a", "\ufffd"]]}
+
+
+def test_boxes_next_to_the_bytes_crop_what_pillow_crops():
+    whole = Image.open(io.BytesIO(IMAGES[1]))
+    values = [{**b64(IMAGES[1]), "box": [3, 5, 30, 29]}, b64(IMAGES[1])]
+    for request in ({"instances": values}, {"inputs": {"image_bytes": values}}):
+        call = parsed(**request)
+        crop_boxes(call, 1)
+        part, same = call.inputs["image_bytes"]
+        assert same == IMAGES[1]
+        expected = np.asarray(whole.convert("RGB").crop((3, 5, 30, 29)))
+        np.testing.assert_array_equal(decode_image(part), expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "box", "message"),
+    [
+        (IMAGES[1], [1, 2, 3], "four whole numbers"),
+        (IMAGES[1], [0, 0, True, 9], "four whole numbers"),
+        (IMAGES[1], [0, 0, 1.5, 9], "four whole numbers"),
+        (IMAGES[1], [0, 0, 0, 9], r"image_bytes\[0\]: the box 0,0,0,9 reaches beyond"),
+        (IMAGES[1], [-1, 0, 4, 9], r"the box -1,0,4,9 reaches beyond"),
+        (IMAGES[1], [0, 0, 10**9, 9], "reaches beyond"),
+        (b"text", [0, 0, 1, 1], "reaches beyond"),
+        (png(3000, 3000), [0, 0, 1, 1], "more than 1 megapixels"),
+    ],
+)
+def test_boxes_that_no_image_has_are_refused(data, box, message):
+    with pytest.raises(UserError, match=message):
+        crop_boxes(parsed(instances=[{**b64(data), "box": box}]), 1)

@@ -3,6 +3,7 @@ its own."""
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -25,6 +27,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from benchmarks.serving import Load, bomb, client_module, odd_images
+from tests.data.preparations import encoded
 from tests.export.conftest import LIMIT, SEARCHED, shop_dataset
 from tests.export.networks import small_embedder
 from tests.web.test_requests import IMAGES, b64
@@ -221,6 +224,10 @@ def test_answers_are_those_of_the_saved_model_in_both_forms(shop):
     for request in ({"instances": images}, {"inputs": {"image_bytes": images}}):
         (vectors,) = shop.predict(**request)[1].values()
         np.testing.assert_allclose(vectors, shop.vectors, atol=1e-5)
+    boxed = {**images[0], "box": [1, 2, 31, 33]}
+    part = Image.open(io.BytesIO(IMAGES[0])).convert("RGB").crop(boxed["box"])
+    whole, alone = ({"instances": [image]} for image in (boxed, b64(encoded(part, "PNG"))))
+    assert shop.predict(**whole)[1] == shop.predict(**alone)[1]
     (state,) = json.loads(shop.ask("/v1/models/shop")[1])["model_version_status"]
     assert (state["version"], state["state"]) == ("1", "AVAILABLE")
 

@@ -5,7 +5,7 @@ served is what was trained.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -163,6 +163,42 @@ def narrow_fault(height: int, width: int) -> str:
         "other; crop it"
     )
     return fault if max(height, width) > NARROWEST * min(height, width) else ""
+
+
+def box_fault(box: Sequence[int], height: int, width: int) -> str:
+    """Return what is wrong with a box in an image of this size; empty for nothing.
+
+    Example:
+        >>> box_fault((0, 0, 30, 20), height=20, width=20)
+        'the box 0,0,30,20 reaches beyond the image, of 20 x 20 pixels; correct it'
+    """
+    x1, y1, x2, y2 = box
+    if not (0 <= x1 < x2 <= width and 0 <= y1 < y2 <= height):
+        text = ",".join(map(str, box))
+        return f"the box {text} reaches beyond the image, of {width} x {height} pixels; correct it"
+    return narrow_fault(y2 - y1, x2 - x1)
+
+
+@tf.function(
+    input_signature=[tf.TensorSpec((), tf.string), tf.TensorSpec((4,), tf.int32)], autograph=False
+)
+def encoded_crop(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+    """Return the pixels of an upright image in a box, those of Pillow's `crop`, as a PNG.
+
+    Args:
+        encoded: Scalar string, see `decode_image`.
+        box: (4,) int32: x1, y1, x2, y2; x2 and y2 are outside.
+
+    Raises:
+        tf.errors.InvalidArgumentError: The box reaches beyond the image, or see `decode_image`.
+
+    Example:
+        >>> decode_image(encoded_crop(jpeg, [1, 0, 6, 2])).shape
+        TensorShape([2, 5, 3])
+    """
+    x1, y1, x2, y2 = tf.unstack(box)
+    part = tf.slice(decode_image(encoded), [y1, x1, 0], [y2 - y1, x2 - x1, 3])
+    return tf.io.encode_png(part, compression=1)
 
 
 def _in_turn(size: tf.Tensor, decode: Callable[[], tf.Tensor]) -> tf.Tensor:

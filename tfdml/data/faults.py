@@ -20,12 +20,15 @@ from tfdml.data.decoding import (
     PNG,
     WEBP,
     Format,
+    box_fault,
     decode_whole,
+    encoded_crop,
     format_of,
     is_cut,
     narrow_fault,
     orientation_of,
     scan_fault,
+    shown_size,
 )
 from tfdml.data.images import Images, in_threads, read_header
 from tfdml.data.limits import DECODER_LIMIT
@@ -147,7 +150,7 @@ def find_faults(
     def header_fault(index: int) -> tuple[str, int]:
         try:
             with images.open(index) as file:
-                return _header_fault(file, max_pixels)
+                return _header_fault(file, max_pixels, images.box(index))
         except Exception as error:  # clients of file systems have their own error types
             return access_fault(error), 1
 
@@ -205,15 +208,18 @@ def converted_images(
     """
 
     def convert_or_fault(index: int) -> tuple[Any, str, int]:
+        box = images.box(index)
         try:
-            data = images.encoded(index)
+            with images.open(index) as file:
+                data = file.read()
         except Exception as error:  # clients of file systems have their own error types
             return None, access_fault(error), 1
-        fault, turn = _header_fault(io.BytesIO(data), max_pixels, is_whole=True)
+        fault, turn = _header_fault(io.BytesIO(data), max_pixels, box, is_whole=True)
         if fault:
             return None, fault, 1
         try:
-            return convert(tf.constant(data), turn), "", turn
+            encoded = tf.constant(data) if box is None else encoded_crop(data, box)
+            return convert(encoded, turn), "", turn
         except (
             tf.errors.OpError,
             UnicodeDecodeError,
@@ -280,13 +286,16 @@ def _kind_of(head: bytes) -> str:
     return "text" if _TEXT.issuperset(head) else "of no format that is known here"
 
 
-def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tuple[str, int]:
+def _header_fault(
+    file: BinaryIO, max_pixels: int, box: tuple[int, ...] | None, is_whole: bool = False
+) -> tuple[str, int]:
     """Return what a file's header and end say against it, empty for nothing, and the orientation
     that Pillow alone finds, 1 for none.
 
     Args:
         file: The file.
         max_pixels: See `find_faults`.
+        box: See `Images.box`.
         is_whole: Whether the file is in memory, so that what lies behind a PNG's pixels is read.
     """
     head = file.read(_HEAD)
@@ -308,7 +317,14 @@ def _header_fault(file: BinaryIO, max_pixels: int, is_whole: bool = False) -> tu
         return f"damaged or unsupported {kind.name} ({reason})", 1
     if fault:
         return fault, 1
-    return "", _unread_turn(image, file, is_whole)
+    turn = _unread_turn(image, file, is_whole)
+    if box is None:
+        return "", turn
+    if turn > 1:
+        return "XMP or a text turns it, and not its box; write it upright without a box first", 1
+    file.seek(0)
+    height, width = shown_size(tf.constant(file.read())).numpy().tolist()
+    return box_fault(box, height, width), 1
 
 
 def _content_fault(image: Image.Image, kind: Format, max_pixels: int) -> str:

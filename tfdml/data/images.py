@@ -28,12 +28,13 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from tfdml.data.decoding import (
     Format,
     decode_image,
+    encoded_crop,
     narrow_fault,
     shown_size,
 )
 from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io import files
-from tfdml.names import ID, PATH, clean
+from tfdml.names import ID, PATH, clean, split_crop_name
 
 _Made = TypeVar("_Made")
 
@@ -96,6 +97,10 @@ class Images(abc.ABC):
     def name(self, index: int) -> str:
         """Return the name of one image in messages and reports."""
         return self.names[index]
+
+    def box(self, index: int) -> tuple[int, ...] | None:
+        """Return the part of the file that one image is, see `split_crop_name`; None for all."""
+        return None
 
     @abc.abstractmethod
     def take(self, indices: np.ndarray) -> Images:
@@ -194,7 +199,8 @@ class FileImages(Images):
     """Images that lie in files, read when they are needed.
 
     Args:
-        paths: One path per image, local or on any file system that `fsspec` knows.
+        paths: One path per image, local or on any file system that `fsspec` knows. That of a part
+            of an image ends with its box, see `tfdml.names.crop_name`.
 
     Raises:
         UserError: A path is no text, or `tfdml.names.clean` refuses it.
@@ -215,21 +221,40 @@ class FileImages(Images):
         """Return the images at `indices`, in that order."""
         return self._with(paths=tuple(self.paths[i] for i in indices))
 
+    def box(self, index: int) -> tuple[int, ...] | None:
+        """See `Images.box`."""
+        return split_crop_name(self.paths[index])[1]
+
     def open(self, index: int) -> BinaryIO:
-        """Return the file of one image."""
-        return files.open_file(self.paths[index], buffering=0)
+        """Return the file of one image; that of the whole image where it is a part."""
+        return files.open_file(split_crop_name(self.paths[index])[0], buffering=0)
 
     def encoded(self, index: int) -> bytes:
-        """Return the bytes of one file."""
-        return files.read_bytes(self.paths[index])
+        """Return the bytes of one file; of a part of an image those of a PNG of it."""
+        return read_image(self.paths[index])
 
     def lookup(self) -> Source:
         """See `Images.lookup`."""
-        if any(map(files.is_remote, self.paths)):
+        if any(files.is_remote(path) or split_crop_name(path)[1] for path in self.paths):
             return _source_read_here(self)
         return source_of_encoded(
             lambda indices: (os.fsencode(self.paths[i]) for i in indices), tf.io.read_file
         )
+
+
+def read_image(name: str) -> bytes:
+    """Return the bytes of an image, or those of a PNG of the part that its name states.
+
+    Raises:
+        OSError: The file cannot be read.
+        tf.errors.InvalidArgumentError: The box reaches beyond the image.
+
+    Example:
+        >>> image = read_image("photos/bus/0.jpg#xywh=0,0,8,8")
+    """
+    path, box = split_crop_name(name)
+    data = files.read_bytes(path)
+    return data if box is None else encoded_crop(data, box).numpy()
 
 
 def in_threads(
@@ -396,7 +421,7 @@ class OptionalImages(Images):
         path = self.name(index)
         if files.is_remote(path) and not self._is_inside(path):
             raise OSError(f"{path} is an address, and not below the folder of the images")
-        return files.read_bytes(path)
+        return read_image(path)
 
     def picture(self, index: int) -> np.ndarray:
         """See `Images.picture`; a gray square where the image is not there."""
@@ -579,8 +604,8 @@ _SAMPLE = 4096
 
 
 def images_checksum(images: Images) -> str:
-    """SHA-256 of the length, the first and the last 4 KiB of each image, in their order, as
-    `"sha256:..."`.
+    """SHA-256 of the length, the first and the last 4 KiB of each image, and its box, in their
+    order, as `"sha256:..."`.
 
     Pixels in memory count in full. Names do not count. An image that cannot be read counts as
     empty.
@@ -607,11 +632,13 @@ def images_checksum(images: Images) -> str:
 
 def _sample(images: Images, index: int) -> bytes:
     try:
+        box = images.box(index)
         with images.open(index) as file:
             head = file.read(_SAMPLE)
             file.seek(0, os.SEEK_END)
             size = file.tell()
             file.seek(max(size - _SAMPLE, 0))
-            return size.to_bytes(8, "little") + head + file.read(_SAMPLE)
+            sample = size.to_bytes(8, "little") + head + file.read(_SAMPLE)
+        return sample if box is None else sample + repr(box).encode()
     except (OSError, UserError):
         return b""

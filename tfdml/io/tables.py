@@ -43,6 +43,10 @@ _SYNONYMS = {
     "splits": "split",
     "super_labels": "super_label",
     "texts": "text",
+    "x_1": "x1",
+    "x_2": "x2",
+    "y_1": "y1",
+    "y_2": "y2",
 }
 # What else is called like a column, and is refused where that column is missing.
 _MEANT = {
@@ -55,6 +59,10 @@ _MEANT = {
     "is_query": "role",
     "split": "role",
     "subset": "split",
+    "xmax": "x2",
+    "xmin": "x1",
+    "ymax": "y2",
+    "ymin": "y1",
 }
 # How alike another name is that stands for a column, and the shortest name that has such.
 _ALIKE, _SHORTEST = 0.8, 4

@@ -16,6 +16,7 @@ from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import class_of_each
 from tfdml.errors import UserError
 from tfdml.io.files import confined, is_remote
+from tfdml.names import split_crop_name
 from tfdml.retrieval.addresses import kind_of_gallery
 from tfdml.retrieval.exact import check_embeddings
 from tfdml.retrieval.galleries import About, Gallery, MemoryGallery, Rows, open_gallery
@@ -96,13 +97,13 @@ class Pictures:
         from PIL import Image
 
         path = self._path(self.names[row])
-        images = FileImages((path,))
-        size = images.size(0)
+        # The size of the whole image, of which it may be a part.
+        size = FileImages((split_crop_name(path)[0],)).size(0)
         if size is None or size[0] * size[1] > SERVING_LIMIT:
             raise UserError(
                 f"{path} is missing, no image, or of more than {SERVING_LIMIT:,} pixels"
             )
-        picture = Image.fromarray(images.picture(0))
+        picture = Image.fromarray(FileImages((path,)).picture(0))
         picture.thumbnail((side, side), Image.Resampling.LANCZOS, reducing_gap=2.0)
         return tf.io.encode_jpeg(np.asarray(picture), quality=85).numpy()
 

@@ -8,13 +8,13 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdml.data.decoding import header_size
+from tfdml.data.decoding import box_fault, encoded_crop, header_size, shown_size
 from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import parse_json
 from tfdml.names import TEXT, clean
@@ -32,11 +32,13 @@ class Call:
         signature: The signature that it calls.
         inputs: Arrays by the names of the inputs.
         by_row: Whether it came as `instances`, rows, and not as `inputs`, columns.
+        boxes: Of images, the box of each or None, by the names of the inputs.
     """
 
     signature: str
     inputs: Mapping[str, np.ndarray]
     by_row: bool
+    boxes: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
 
 def parse_call(
@@ -75,7 +77,9 @@ def parse_call(
     lengths = {len(array) for array in inputs.values() if array.ndim}
     if len(lengths) > 1:
         raise UserError(f"the inputs {', '.join(specs)} differ in length")
-    return Call(name, inputs, by_row)
+    images = [key for key, spec in specs.items() if spec.dtype == tf.string and key != "texts"]
+    boxes = {key: _boxes_of(columns[key]) for key in images}
+    return Call(name, inputs, by_row, boxes)
 
 
 def _columns_of_rows(rows: Any, specs: Iterable[str], most: int) -> dict[str, Any]:
@@ -141,6 +145,40 @@ def check_pixels(call: Call, megapixels: float) -> None:
         )
 
 
+def crop_boxes(call: Call, megapixels: float) -> None:
+    """Put what is in its box in the place of each image that has one.
+
+    Args:
+        call: The request.
+        megapixels: Most that such an image may have.
+
+    Raises:
+        UserError: A box reaches beyond its image, or the image has more, or cannot be decoded.
+    """
+    for name, boxes in call.boxes.items():
+        images = call.inputs[name].reshape(-1)
+        for row, box in enumerate(boxes):
+            if box is None:
+                continue
+            with user_errors(tf.errors.OpError, f"{name}[{row}]: {ERROR_TEXT}", keep="last"):
+                height, width = shown_size(tf.constant(images[row])).numpy().tolist()
+                if height * width > 1e6 * megapixels:
+                    raise UserError(f"{name}[{row}]: more than {megapixels:,.10g} megapixels")
+                if fault := box_fault(box, height, width):
+                    raise UserError(f"{name}[{row}]: {fault}")
+                images[row] = encoded_crop(images[row], box).numpy()
+
+
+def _boxes_of(value: Any) -> list[Any]:
+    """Return the box next to the bytes of each image, None where there is none."""
+    boxes = [item.get("box") for item in (value if isinstance(value, list) else [value])]
+    for box in boxes:
+        is_list = isinstance(box, list) and len(box) == 4
+        if box is not None and not (is_list and all(type(x) is int for x in box)):
+            raise UserError(f"a box must be four whole numbers [x1, y1, x2, y2], not {box!r:.80}")
+    return boxes
+
+
 def _pixels(data: bytes) -> int:
     with contextlib.suppress(tf.errors.OpError):  # the model names what is wrong with it
         return math.prod(header_size(tf.constant(data)).numpy().tolist())
@@ -196,7 +234,8 @@ def _numbers_of(value: Any, dtype: tf.DType) -> np.ndarray:
 def _decoded(value: Any) -> bytes:
     """Return the bytes of `{"b64": "..."}`; line breaks, and padding that is left out, are
     accepted."""
-    if not (isinstance(value, dict) and set(value) == {"b64"} and isinstance(value["b64"], str)):
+    has_bytes = isinstance(value, dict) and isinstance(value.get("b64"), str)
+    if not (has_bytes and set(value) <= {"b64", "box"}):
         hint = ", not a plain string, a path or a URL" if isinstance(value, str) else ""
         raise ValueError('its values must be the bytes of image files as {"b64": "..."}' + hint)
     text = value["b64"]

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from tfdml.errors import ERROR_TEXT, UserError, short_message, user_errors
 from tfdml.export.saved_model import WARM_UP, warm_up_requests
 from tfdml.web.lanes import Lanes
-from tfdml.web.requests import Call, check_pixels, parse_call, write_answer
+from tfdml.web.requests import Call, check_pixels, crop_boxes, parse_call, write_answer
 from tfdml.web.settings import WebSettings
 
 _AVAILABLE = {"state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
@@ -76,6 +76,7 @@ class ServedModel:
         try:
             call = parse_call(body, self.inputs, settings.max_instances)
             check_pixels(call, settings.max_megapixels)
+            crop_boxes(call, settings.max_megapixels)
             return 200, write_answer(self.compute(call), call.by_row)
         except UserError as error:
             return 400, _error(short_message(error))

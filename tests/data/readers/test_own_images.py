@@ -618,3 +618,33 @@ def test_paths_of_lists_keep_their_spaces_in_every_format(kind, tmp_path):
     write_table(path, {**columns, "path": ["a.jpg ", "b.jpg ", "c.jpg"]})
     with pytest.raises(UserError, match=r"first '.*/a\.jpg '; did you mean '.*/a\.jpg'\?"):
         own_images.read_list(path)
+
+
+def test_boxes_of_a_photo_are_images_of_their_own(tmp_path, write):
+    rows = "photo.jpg,1,0,0,8.0,9\nphoto.jpg,1,2,3,9,9\nphoto.jpg,2,,,,\nphoto.jpg,1,0,0,8,9\n"
+    touch(tmp_path, "photo.jpg")
+    path = write(f"path,label,x1,y1,X_2,y2\n{rows}")
+    dataset = own_images.read_list(path, "train")
+    assert _names(dataset) == ["photo.jpg#xywh=0,0,8,9", "photo.jpg#xywh=2,3,7,6"]
+    assert _names(own_images.read_list(path, "test")) == ["photo.jpg"]
+    parquet = tmp_path / "list.parquet"
+    boxes = {"x1": [0, 2, None], "y1": [0, 3, None], "x2": [8, 9, None], "y2": [9.0, 9.0, None]}
+    columns = {"path": ["photo.jpg"] * 3, "label": [1, 1, 2], **boxes}
+    pq.write_table(pa.table(columns), parquet)
+    assert own_images.read_list(parquet, "train").names == dataset.names
+
+
+@pytest.mark.parametrize(
+    "box", ["8,0,8,9", "9,0,8,9", "0,0,8,", "nan,0,8,9", "-1,0,8,9", "0.5,0,8,9", "1e1,0,80,9"]
+)
+def test_boxes_that_are_none_are_counted_and_named(write, box):
+    path = write(f"path,label,x1,y1,x2,y2\na.jpg,1,0,0,1,1\na.jpg,1,{box}\nb.jpg,2,{box}\n")
+    with pytest.raises(UserError, match=f"line 3: 2 of 3 boxes are none, the first is '{box}'"):
+        own_images.read_list(path)
+
+
+def test_boxes_without_a_column_or_with_one_of_another_form_are_refused(write):
+    with pytest.raises(UserError, match="line 2: 1 of 1 boxes are none, the first is '1,2,3,'"):
+        own_images.read_list(write("path,label,x1,y1,x2\na.jpg,1,1,2,3\n"))
+    with pytest.raises(UserError, match="a column 'xmin': call it 'x1'"):
+        own_images.read_list(write("path,label,xmin\na.jpg,1,1\n"))

@@ -286,12 +286,8 @@ def _listed(path: str) -> tuple[list[str], np.ndarray | None]:
     """Return the images of a list, and their classes where it has them."""
     import numpy as np
 
-    from tfdml.io.tables import Column, read_table
-    from tfdml.names import CLASS, PATH
+    from tfdml.data.readers.own_images import read_rows
 
-    columns = {"path": Column(PATH), "label": Column(CLASS)}
-    table = read_table("queries", path, columns, required=("path",))
-    folder = os.path.dirname(os.path.abspath(path))
-    paths = [os.path.join(folder, name) for name in table.columns["path"]]
+    table = read_rows(os.path.abspath(path), required=("path",))
     labels = table.columns.get("label")
-    return paths, None if labels is None else np.array(labels, object)
+    return table.columns["path"], None if labels is None else np.array(labels, object)

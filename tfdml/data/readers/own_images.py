@@ -25,10 +25,14 @@ from tfdml.names import (
     TEXT,
     clean,
     composed,
+    crop_name,
     quoted,
     warn,
 )
 
+_BOX = ("x1", "y1", "x2", "y2")
+# Spreadsheets and pandas write whole numbers with a point, too.
+_PIXELS = re.compile(r"([0-9]{1,9})(\.0*)?")
 COLUMNS: dict[str, Column | None] = {
     "path": Column(PATH),
     "label": Column(CLASS),
@@ -39,6 +43,7 @@ COLUMNS: dict[str, Column | None] = {
     "labels": Column(CLASS, several=True),
     "id": Column(ID),
     "text": Column(TEXT),
+    **dict.fromkeys(_BOX, Column(None)),
 }
 _TRIPLETS = ("anchor", "positive", "negative")
 _PAIRS = ("a", "b", "similar")
@@ -273,6 +278,9 @@ def read_list(
     - `id`: a name of the image for `pairs`, next to its path.
     - `text`: what the image shows, for a learner of images and texts. An image may have several
       rows, each with a text. Without a column `label` each image is a class of its own.
+    - `x1`, `y1`, `x2`, `y2`: a box, whole pixels of the upright image from its left and upper edge;
+      `x2` and `y2` are outside. Its part is the image, called `bus.jpg#xywh=X,Y,WIDTH,HEIGHT`.
+      All four empty for the whole image.
 
     With `pairs`, the column `label` may be missing: classes are then what similar pairs link, which
     matters for splits alone, and right for a query are the images that are similar to it.
@@ -530,7 +538,36 @@ def read_rows(
     if "path" in table.columns:
         paths, folder = table.columns["path"], os.path.dirname(file)
         paths[:] = [path if is_remote(path) else os.path.join(folder, path) for path in paths]
+        _name_crops(table)
     return _with_parts(table)
+
+
+def _name_crops(table: Table) -> None:
+    """Make the boxes of a table parts of its paths, see `tfdml.names.crop_name`.
+
+    Raises:
+        UserError: A column or a number is missing, is no whole number from 0 on, or a box is empty.
+    """
+    if not table.columns.keys() & {*_BOX}:
+        return
+    paths = table.columns["path"]
+    columns = [table.columns.pop(name, [None] * len(paths)) for name in _BOX]
+    boxes = list(zip(*columns, strict=True))
+    wrong = []
+    for row, box in enumerate(boxes):
+        texts = ["" if cell is None else str(cell).strip() for cell in box]
+        pixels = [int(match[1]) for match in map(_PIXELS.fullmatch, texts) if match]
+        if len(pixels) == len(_BOX) and pixels[0] < pixels[2] and pixels[1] < pixels[3]:
+            paths[row] = crop_name(paths[row], tuple(pixels))
+        elif any(texts):
+            wrong.append(row)
+    if wrong:
+        numbers = ",".join("" if cell is None else str(cell) for cell in boxes[wrong[0]])
+        counts = f"{len(wrong):,} of {len(boxes):,} boxes are none, the first is {quoted(numbers)}"
+        raise UserError(
+            f"{table.where(wrong[0])}: {counts}: give whole pixels x1 < x2 and y1 < y2 from 0 on, "
+            "or leave all four empty for the whole image"
+        )
 
 
 def _with_parts(table: Table, split: str = "") -> Table:

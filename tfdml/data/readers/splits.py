@@ -14,7 +14,7 @@ from tfdml.data.images import FileImages
 from tfdml.data.readers.image_files import require_files
 from tfdml.errors import UserError
 from tfdml.io.tables import Table
-from tfdml.names import quoted, warn
+from tfdml.names import crop_name, quoted, split_crop_name, warn
 
 
 def split_classes(
@@ -106,9 +106,9 @@ def dataset_of(
             _warn_singleton_classes(dataset)
     if not advice:
         return dataset
-    return dataclasses.replace(
-        dataset, images=FileImages(require_files(table.name, dataset.names, advice))
-    )
+    paths, boxes = zip(*map(split_crop_name, dataset.names), strict=True)
+    paths = require_files(table.name, paths, advice)
+    return dataclasses.replace(dataset, images=FileImages(tuple(map(crop_name, paths, boxes))))
 
 
 def _parts(
