@@ -191,6 +191,9 @@ def _finished(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
     options.deterministic = True
     # Images are worked on side by side: splitting the work on each as well only adds to it.
     options.threading.max_intra_op_parallelism = 1
+    # TensorFlow 2.21: its search for better numbers may sleep through the end of an iterator, which
+    # then waits for it, up to a minute. Without it `AUTOTUNE` means all threads.
+    options.autotune.enabled = False
     # There are no files for workers to share out; without this TensorFlow tries, and warns.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batches = batches.apply(tf.data.experimental.assert_cardinality(cardinality))
