@@ -327,3 +327,15 @@ def class_names_of(class_names: Mapping[int, Any], source: str) -> dict[int, str
                 "these images one id, or the classes two names"
             )
     return dict(zip(ids, names, strict=True))
+
+
+def short_fingerprint(fingerprint: str) -> str:
+    """Return the first digits of the fingerprint of a model; a name that is none stays as it is.
+
+    Example:
+        >>> short_fingerprint("sha256:" + 64 * "a")
+        'aaaaaaaaaaaa'
+    """
+    if ":" not in fingerprint:
+        return fingerprint
+    return fingerprint.replace("sha256:", "")[-64:][:12]

@@ -8,6 +8,7 @@ import pytest
 from tests.cli.commands import write_embedder, write_noise
 from tfdml.data import load
 from tfdml.embeddings import load_backend
+from tfdml.errors import UserError
 from tfdml.evaluation import (
     Calibration,
     KNNClassifier,
@@ -411,3 +412,107 @@ def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):
         "evaluate", *flags, "--task=classification", "--target=fpir=0.2", "--split=train"
     )
     assert (status, "--split=test" in errors) == (2, True), errors
+
+
+@pytest.fixture
+def upgrade(tmp_path):
+    """Embeddings of the same images, in other orders, by an old and by a new model whose vectors
+    are turned, with all images' classes."""
+    rng = np.random.default_rng(5)
+    labels = np.repeat(np.arange(20), 12)
+    classes = rng.normal(size=(20, 8))[labels]
+    names = np.array([f"{label}/{row}.jpg" for row, label in enumerate(labels)])
+    turn = np.linalg.qr(rng.normal(size=(8, 8)))[0]
+    old = (classes + rng.normal(size=(240, 8))).astype("float32")
+    new = ((classes + 0.3 * rng.normal(size=(240, 8))) @ turn).astype("float32")
+    order = rng.permutation(240)
+    np.savez(tmp_path / "old.npz", embeddings=old, labels=labels, path=names)
+    new = {"embeddings": new[order], "labels": labels[order], "path": names[order]}
+    np.savez(tmp_path / "new.npz", **new)
+    return tmp_path
+
+
+def test_a_new_model_searches_the_gallery_of_an_old_one(commands, upgrade):
+    """Each image leaves itself out by its name, and the threshold is that of both models."""
+    old, new = (np.load(upgrade / f"{name}.npz") for name in ("old", "new"))
+    row_of = {name: row for row, name in enumerate(new["path"])}
+    across = new["embeddings"][[row_of[name] for name in old["path"]]]
+    path = upgrade / "result.json"
+    flags = [f"--model={upgrade}/new.npz", f"--gallery={upgrade}/old.npz", f"--json={path}"]
+    status, text, errors = commands.run("evaluate", *flags, "--target=fpir=0.1", "--ks=1")
+    assert status == 0, errors
+    assert "240 queries in 240 images, each without its own\n" in text
+    result = json.loads(path.read_text())
+    labels, rows = old["labels"], np.arange(240)
+    sides = {"gallery": old["embeddings"], "gallery_labels": labels, "own_rows": rows}
+    expected = {
+        "old-old": evaluate_retrieval(old["embeddings"], labels, ks=[1], metrics=["recall"]),
+        "new-old": evaluate_retrieval(across, labels, **sides, ks=[1], metrics=["recall"]),
+        "new-new": evaluate_retrieval(across, labels, ks=[1], metrics=["recall"]),
+    }
+    for name, values in expected.items():
+        assert {key: result[name][key] for key in values} == values
+    difference = expected["new-old"]["recall@1"] - expected["old-old"]["recall@1"]
+    assert result["difference"]["recall@1"][0] == pytest.approx(difference)
+    calibration = Calibration.from_dict(result["calibration"])
+    pair = calibrate(across, labels, **sides, fpir=0.1)
+    assert (calibration.threshold, calibration.rates) == (pair.threshold, pair.rates)
+    own = calibrate(old["embeddings"], labels, fpir=0.1).threshold
+    assert result["threshold of old-old"]["threshold"] == own
+
+    # Some images of each model alone: the rest search the whole old gallery.
+    part = {name: new[name][:150] for name in new}
+    part["path"] = np.where(np.arange(150) < 10, "other", part["path"])
+    part["path"][:10] = [f"other/{row}" for row in range(10)]
+    np.savez(upgrade / "new.npz", **part)
+    status, text, errors = commands.run("evaluate", *flags, "--metrics=recall@1")
+    assert status == 0, errors
+    assert "140 queries in 240 images" in text
+    assert "10 images of --model are not in --gallery, and left out; no new-new" in text
+    rows = np.array([np.flatnonzero(old["path"] == name)[0] for name in part["path"][10:]])
+    rows.sort()
+    sides["own_rows"] = rows
+    expected = evaluate_retrieval(across[rows], labels[rows], **sides, metrics=["recall@1"])
+    assert json.loads(path.read_text())["new-old"]["recall@1"] == expected["recall@1"]
+
+
+def test_an_old_gallery_that_cannot_be_compared_is_refused(commands, upgrade):
+    old = dict(np.load(upgrade / "old.npz"))
+    flags = [f"--model={upgrade}/new.npz", f"--gallery={upgrade}/wrong.npz"]
+    nameless = {name: old[name] for name in ("embeddings", "labels")}
+    twice = old["path"].copy()
+    twice[1] = twice[0]
+    for wrong, message in (
+        ({**old, "embeddings": old["embeddings"][:, :5]}, "has 5 dimensions, and --model 8"),
+        ({**old, "path": [f"x{name}" for name in old["path"]]}, "none of the images of --model"),
+        ({**old, "path": twice}, "1 images whose names are there already"),
+        ({**old, "labels": np.roll(old["labels"], 1)}, "same images in other classes"),
+        (nameless, "no names of images"),
+        ({name: old[name] for name in ("embeddings", "path")}, "has no classes"),
+    ):
+        np.savez(upgrade / "wrong.npz", **wrong)
+        status, _, errors = commands.run("evaluate", *flags)
+        assert (status, message in errors) == (2, True), (message, errors)
+        assert errors.count("\n") <= 2, errors
+    status, _, errors = commands.run("evaluate", *flags[:1], f"--gallery={upgrade}")
+    assert (status, "holds no stored embeddings" in errors) == (2, True), errors
+
+
+def test_the_threshold_of_one_model_is_refused_where_another_searches(commands, upgrade):
+    models = {"old": "sha256:" + 64 * "a", "new": "sha256:" + 64 * "b"}
+    old = np.load(upgrade / "old.npz")
+    calibration = calibrate(old["embeddings"], old["labels"], fpir=0.1)
+    own = calibration.measured_on(model=models["old"])
+    pair = calibration.measured_on(model=models["new"], gallery_model=models["old"])
+    own.check_models(models["old"], models["old"])
+    # A threshold of an earlier run holds for the final model of the same training.
+    own.check_models(models["new"], models["new"])
+    pair.check_models(models["new"], models["old"])
+    pair.check_models("", models["old"])
+    for threshold, searched in (
+        (own, ("new", "old")),
+        (pair, ("old", "old")),
+        (pair, ("old", "new")),
+    ):
+        with pytest.raises(UserError, match="the threshold is of"):
+            threshold.check_models(*(models[name] for name in searched))

@@ -35,10 +35,18 @@ trained on.
   tfdml evaluate --model=models/cars/1/litert/int8.tflite --task=classification \
       --gallery=catalog --known=visits --strangers=others --target=fpir=0.01 --json=threshold.json
 
-With --gallery, the threshold is that of this gallery: at most 1 % of the images of --strangers find
-anything, and so many of --known find their class. Each is a folder of class folders, or stored
-embeddings; the gallery may be a retriever, which embeds the others, or a database. Name the file
-that will embed queries as --model, as the vectors of a quantized file differ.
+With --task=classification and --gallery, the threshold is that of this gallery: at most 1 % of the
+images of --strangers find anything, and so many of --known find their class. Each is a folder of
+class folders, or stored embeddings; the gallery may be a retriever, which embeds the others, or a
+database. Name the file that will embed queries as --model, as the vectors of a quantized file
+differ.
+
+  tfdml evaluate --model=embeddings/new --gallery=embeddings/old --target=fpir=0.01
+
+With --task=retrieval, --gallery is the stored embeddings of an older model. The images of --model
+that are in it, by name, search it, each without its own image: new-old. Next to it stand the old
+model by itself, old-old, and the new one, new-new. The threshold of --target is that of these two
+models.
 
   tfdml evaluate --watch=threshold.json --gallery=catalog --queries=week \
       --model=models/cars/1/litert/int8.tflite
@@ -70,6 +78,7 @@ from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.evaluation.flags import EvaluateFlags
 from tfdml.cli.evaluation.galleries import calibrate_gallery, watch_queries
 from tfdml.cli.evaluation.splits import Split
+from tfdml.cli.evaluation.upgrades import ACROSS, OLD, SEARCHES, Upgrade
 from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import fields_of, flag_text
@@ -93,9 +102,10 @@ def evaluate(flags: EvaluateFlags) -> None:
 
     if flags.watch and not (flags.gallery and flags.queries):
         raise UserError("--watch needs the --gallery of its threshold, and --queries")
-    if bool(flags.model) == bool(flags.compare) and not flags.gallery:
+    has_gallery_alone = bool(flags.gallery) and not flags.is_upgrade
+    if bool(flags.model) == bool(flags.compare) and not has_gallery_alone:
         raise UserError("is missing, or --compare in its place", model=...)
-    if not flags.watch and bool(flags.gallery) != bool(flags.strangers):
+    if not flags.watch and has_gallery_alone != bool(flags.strangers):
         raise UserError("--gallery and --strangers go together: FPIR is the rate of strangers")
     if is_database(flags.model):
         raise UserError(
@@ -110,7 +120,7 @@ def evaluate(flags: EvaluateFlags) -> None:
         drift, result = watch_queries(flags)
     elif flags.compare:
         result = _compared(flags.compare)
-    elif flags.gallery:
+    elif has_gallery_alone:
         result = calibrate_gallery(flags)
     else:
         result = _measured(flags)
@@ -168,14 +178,7 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
         target = evaluation.target_of(flags.target, kinds=kinds)
     split = Split(flags)
     print(f"{printable(flags.model)} on {_size(split)}")
-    if trained := split.trained_classes():
-        print(f"  the model was trained on {trained:,} of these classes: it does better on them")
-        if target:
-            raise UserError(
-                f"{trained:,} of the classes were trained on, and no threshold is chosen on such: "
-                "name other images, by --dataset or by --gallery, --known and --strangers",
-                target=flags.target,
-            )
+    _report_trained(split.trained_classes(), "the model", flags.target)
     result = {
         "model": flags.model,
         "dataset": split.name,
@@ -193,11 +196,29 @@ def _measured(flags: EvaluateFlags) -> dict[str, Any]:
             queries="texts" if split.items else "images",
             model=split.model,
         )
+        if split.old is not None:
+            calibration = calibration.measured_on(
+                gallery=printable(flags.gallery), gallery_model=split.old.model
+            )
         print(f"  threshold: {calibration}")
         measures["calibration"] = calibration.to_dict()
     if flags.report:
         _write_report(split, measures, target)
     return result | measures
+
+
+def _report_trained(trained: int, model: str, target: str) -> None:
+    """Print how many of the classes a model was trained on; raise a `UserError` where a threshold
+    is to be chosen on them."""
+    if not trained:
+        return
+    print(f"  {model} was trained on {trained:,} of these classes: it does better on them")
+    if target:
+        raise UserError(
+            f"{trained:,} of the classes were trained on, and no threshold is chosen on such: "
+            "name other images, by --dataset or by --gallery, --known and --strangers",
+            target=target,
+        )
 
 
 def _size(split: Split) -> str:
@@ -236,6 +257,8 @@ def _retrieval(split: Split) -> _Measures:
     from tfdml import evaluation
     from tfdml.evaluation.metrics import DEFAULT_KS, metric_names
 
+    if split.old is not None:
+        return _upgrade(split)
     if split.items:
         return _image_text_retrieval(split, split.items)
     flags = split.flags
@@ -265,6 +288,54 @@ def _retrieval(split: Split) -> _Measures:
         number = f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
         print(f"  {name:<36}{number:>14}")
     return result, {}
+
+
+def _upgrade(split: Split) -> _Measures:
+    """Measure how a new model searches the gallery of an old one, next to each by itself."""
+    from tfdml import evaluation
+
+    flags = split.flags
+    if flags.target:
+        target = evaluation.target_of(flags.target, kinds=("fpir",))
+    upgrade = Upgrade.of(split)
+    print(f"  {upgrade.sizes()}")
+    _report_trained(upgrade.trained, "the model of --gallery", flags.target)
+    options = _retrieval_options(flags)
+    options["metrics"] = flags.metrics or ("recall", "map@r", "r_precision")
+    options["ks"] = flags.ks or None
+    result: dict[str, Any] = {"gallery": printable(flags.gallery)}
+    values: dict[str, dict[str, np.ndarray]] = {}
+    for name, search in upgrade.searches.items():
+        values[name] = {}
+        print(f"  {name}: {SEARCHES[name]}")
+        result[name] = evaluation.evaluate_retrieval(
+            **search, **upgrade.relevance, **options, values=values[name]
+        )
+        _print_metrics(result[name])
+    differences = evaluation.paired_differences(values[ACROSS], values[OLD], upgrade.labels)
+    print(f"  {ACROSS} less {OLD}, in points, 95 % intervals over classes")
+    for name, interval in differences.items():
+        print(f"  {name:<24}{100 * interval.mean:+6.2f}  {_interval(interval)}")
+    result["difference"] = differences
+    if not flags.target:
+        return result, {}
+    result[f"threshold of {OLD}"] = _rates_of_old_threshold(upgrade, target, flags.distance)
+    return result, upgrade.searches[ACROSS]
+
+
+def _rates_of_old_threshold(
+    upgrade: Upgrade, target: Mapping[str, Any], distance: str
+) -> dict[str, Any]:
+    """Print what the old model's own threshold does with queries of the new one."""
+    from tfdml.evaluation import calibrate
+    from tfdml.evaluation.identification import Searches
+
+    threshold = calibrate(**upgrade.searches[OLD], distance=distance, **target).threshold
+    searches = Searches(**upgrade.searches[ACROSS], distance=distance)
+    rates = searches.rates(threshold, 0.95, new_classes=True)
+    shares = ", ".join(f"{name} {100 * rate.mean:.2f} %" for name, rate in rates.items())
+    print(f"  the threshold of {OLD}, {threshold:.9g}, has on {ACROSS}: {shares}")
+    return {"threshold": threshold, "rates": rates}
 
 
 def _retrieval_options(flags: EvaluateFlags) -> dict[str, Any]:

@@ -171,6 +171,7 @@ def _in_gallery(
     flags: SearchFlags, kind: str, limit: float | Calibration | None
 ) -> tuple[RetrievalResults, float]:
     """Return the neighbors in a gallery, and within which distance they are printed."""
+    from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
     from tfdml.retrieval import open_gallery
 
@@ -188,11 +189,14 @@ def _in_gallery(
                 "a number",
                 max_distance="calibrated",
             )
-        limit = gallery.calibration if limit is None else limit
+        limit_of_gallery = gallery.calibration if limit is None else limit
         about = gallery.about
         assert about is not None  # it is not empty
-        limit = _limit_of(flags, limit, about.distance, size, about.per_class)
+        limit = _limit_of(flags, limit_of_gallery, about.distance, size, about.per_class)
         queries = _read_or_embed_queries(flags, kind)
+        if isinstance(limit_of_gallery, Calibration):
+            with user_errors(UserError, ERROR_TEXT, max_distance=flags.max_distance):
+                limit_of_gallery.check_models(queries.model, about.model)
         neighbors = gallery.search(queries.vectors, flags.k, model=queries.model)
         named = neighbors.columns["class"].any()
         columns = {"class": neighbors.columns["class"]} if named else {}

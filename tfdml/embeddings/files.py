@@ -31,7 +31,17 @@ from tfdml.errors import ERROR_TEXT, UserError, differences, user_errors
 from tfdml.io import files
 from tfdml.io.tables import Column, Table, read_table, vector_blocks
 from tfdml.labels import integer_labels
-from tfdml.names import CLASS, FLAG, ID, PATH, ROLE, class_names_of, clean, quoted
+from tfdml.names import (
+    CLASS,
+    FLAG,
+    ID,
+    PATH,
+    ROLE,
+    class_names_of,
+    clean,
+    quoted,
+    short_fingerprint,
+)
 from tfdml.version import __version__
 
 if TYPE_CHECKING:  # tfdml.data needs TensorFlow, which measuring does not
@@ -316,15 +326,8 @@ def check_same_model(first: str, second: str, vectors: str) -> None:
         vectors: What is compared, for the message.
     """
     if first and second and first != second:
-        names = f"{_short_fingerprint(first)} and {_short_fingerprint(second)}"
+        names = f"{short_fingerprint(first)} and {short_fingerprint(second)}"
         raise UserError(f"{vectors} are of different models ({names}): embed both by one model")
-
-
-def _short_fingerprint(fingerprint: str) -> str:
-    """Return the first digits of a fingerprint; a name that is none stays as it is."""
-    if ":" not in fingerprint:
-        return fingerprint
-    return fingerprint.replace("sha256:", "")[-64:][:12]
 
 
 def holds_embeddings(path: str | os.PathLike) -> bool:

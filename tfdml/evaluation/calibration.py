@@ -17,6 +17,7 @@ from tfdml.evaluation.identification import Basis, Searches, largest_threshold
 from tfdml.evaluation.intervals import Interval, mean_interval
 from tfdml.evaluation.relevance import ids_or_names
 from tfdml.evaluation.verification import AllPairs
+from tfdml.names import short_fingerprint
 from tfdml.retrieval.exact import check_embeddings
 
 _LOGGER = logging.getLogger(__name__)
@@ -354,6 +355,14 @@ def _threshold_of_equal_count(
 # Storing, reading and applying
 
 
+def _of_models(queries: str, gallery: str) -> str:
+    """Return the models of a search in words."""
+    model = short_fingerprint(queries)
+    if queries == gallery:
+        return f"one model ({model})"
+    return f"model {model} in vectors of {short_fingerprint(gallery)}"
+
+
 def _in_percent(rate: Interval) -> str:
     ends = f"{100 * rate.low:.3g}, {100 * rate.high:.3g}"
     return f"{100 * rate.mean:.3g} % [{ends}]"
@@ -444,15 +453,36 @@ class Calibration:
         """Return the probability that pairs at these distances are of one class."""
         return np.interp(np.asarray(distances, np.float64), self.distances, self.probabilities)
 
-    def measured_on(self, gallery: str = "", queries: str = "", model: str = "") -> Calibration:
+    def measured_on(
+        self, gallery: str = "", queries: str = "", model: str = "", gallery_model: str = ""
+    ) -> Calibration:
         """Return this calibration with more of what it was measured on, see `Basis`."""
-        basis = dataclasses.replace(
-            self.basis,
-            gallery=gallery or self.basis.gallery,
-            queries=queries or self.basis.queries,
-            model=model or self.basis.model,
-        )
-        return dataclasses.replace(self, basis=basis)
+        images = {"gallery": gallery, "queries": queries}
+        models = {"model": model, "gallery_model": gallery_model}
+        texts: dict[str, Any] = {name: text for name, text in {**images, **models}.items() if text}
+        return dataclasses.replace(self, basis=dataclasses.replace(self.basis, **texts))
+
+    def check_models(self, model: str, gallery_model: str) -> None:
+        """Raise a `UserError` where one model searches vectors of another, or its own, and the
+        threshold is not of that.
+
+        Distances between the vectors of two models are others than those of either. A fingerprint
+        that is not known (empty) fits any other.
+
+        Args:
+            model: The fingerprint of the model that embedded the queries.
+            gallery_model: That of the gallery.
+        """
+        measured = self.basis.model, self.basis.gallery_model or self.basis.model
+        searched = model, gallery_model
+        if not all((*measured, *searched)):
+            return
+        crosses = searched[0] != searched[1]
+        if crosses != (measured[0] != measured[1]) or (crosses and searched != measured):
+            raise UserError(
+                f"the threshold is of {_of_models(*measured)}, and the search of "
+                f"{_of_models(*searched)}: measure one by tfdml evaluate --gallery=OLD --target"
+            )
 
     def fpir_among(self, size: int) -> Interval | None:
         """Return FPIR in a gallery of another size of the same kind.

@@ -51,6 +51,7 @@ class Basis:
         gallery: What the images are, such as the address of a gallery; empty where it is not known.
         queries: `images` or `texts`.
         model: The fingerprint of the model that embedded them; empty where it is not known.
+        gallery_model: That of the gallery, where another model embedded it; empty: `model`.
         per_class: What stands for a class: `nearest` (each image), `mean` or `max_of_means`, see
             `Identities`.
     """
@@ -65,6 +66,7 @@ class Basis:
     gallery: str = ""
     queries: str = "images"
     model: str = ""
+    gallery_model: str = ""
     per_class: str = "nearest"
 
     def __str__(self) -> str:

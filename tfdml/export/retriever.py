@@ -395,8 +395,10 @@ class Retriever(Gallery):
                 gallery = gallery.of_classes()
             _warn_of_indistinct_items(gallery)
             threshold = _calibration(calibration, gallery, source.card, report, per_class)
-            if threshold is not None and not threshold.basis.model:
-                threshold = threshold.measured_on(model=source.model)
+            if threshold is not None:
+                threshold.check_models(source.model, source.model)
+                model = threshold.basis.model or source.model
+                threshold = threshold.measured_on(model=model)
             path = _write(folder, source, gallery, per_class, threshold)
         return cls(path)
 

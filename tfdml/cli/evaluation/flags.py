@@ -13,6 +13,7 @@ from tfdml.registry import DISTANCES, PER_CLASS
 _ALONE = "no compare and no watch"
 _IMAGES = "dataset or features or embeds"
 _MEASURED = f"{_ALONE} and task=retrieval"
+_GALLERY = "gallery and target and task=classification"
 _TASKS = ("retrieval", "verification", "classification")
 
 
@@ -55,24 +56,25 @@ class EvaluateFlags(DataFlags):
     )
     target: str = option(
         "",
-        requires="task=verification|classification and split=test",
+        requires="task=verification|classification or is_upgrade and split=test",
         help="Choose a threshold: far=0.001 or precision=0.99 with --task=verification, fpir=0.01 "
-        "with classification.",
+        "with classification or an older --gallery.",
     )
     gallery: str = option(
         "",
         requires="is_searched",
-        help="What is searched, in place of a split: images, stored embeddings, a retriever or the "
-        "address of a database.",
+        help="What is searched. With --task=retrieval, the stored embeddings of an older model, "
+        "which --model searches. With classification, in place of a split: images, stored "
+        "embeddings, a retriever or the address of a database.",
     )
     known: str = option(
         "",
-        requires="gallery and target",
+        requires=_GALLERY,
         help="Further images of the gallery's classes, or embeddings.",
     )
     strangers: str = option(
         "",
-        requires="gallery and target",
+        requires=_GALLERY,
         help="Images of none of the gallery's classes, or embeddings.",
     )
     neighbors: int = option(
@@ -102,13 +104,13 @@ class EvaluateFlags(DataFlags):
     )
     generalization: bool = option(
         False,
-        requires=_MEASURED,
+        requires=f"{_MEASURED} and no gallery",
         help="Also compare the embeddings of the training classes with these.",
     )
     json: str = option("", help="File to write the metrics to, as fractions.")
     report: str = option(
         "",
-        requires=f"{_ALONE} and task=retrieval|verification",
+        requires=f"{_ALONE} and task=retrieval|verification and no gallery",
         help="File to write an HTML page to.",
     )
     compare: tuple[str, ...] = option(
@@ -138,10 +140,21 @@ class EvaluateFlags(DataFlags):
         "threshold.",
     )
 
-    @condition("--watch, or --task=classification with --target")
+    @condition(
+        "--watch, --task=retrieval without --compare, or --task=classification with --target"
+    )
     def is_searched(self) -> bool:
         """Whether a gallery is searched."""
-        return bool(self.watch) or (self.task == "classification" and bool(self.target))
+        if self.watch:
+            return True
+        if self.task == "retrieval":
+            return not self.compare
+        return self.task == "classification" and bool(self.target)
+
+    @condition("a --gallery of an older model")
+    def is_upgrade(self) -> bool:
+        """Whether a model searches the gallery of an older one."""
+        return bool(self.gallery) and self.task == "retrieval" and not self.watch
 
     @condition("a model as --model")
     def embeds(self) -> bool:

@@ -213,9 +213,11 @@ def watch_queries(flags: EvaluateFlags) -> tuple[Drift, dict[str, Any]]:
         calibration.for_searches(calibration.distance)
     source = _source(flags)
     gallery = GallerySide.read("gallery", flags, source, calibration.distance)
-    check_same_model(calibration.basis.model, gallery.model, "the threshold and --gallery")
+    basis = calibration.basis
+    own = basis.gallery_model or basis.model
+    check_same_model(own, gallery.model, "the threshold and --gallery")
     queries = _queries(flags, source)
-    check_same_model(calibration.basis.model, queries.model, "the threshold and --queries")
+    check_same_model(basis.model, queries.model, "the threshold and --queries")
     with user_errors(UserError, ERROR_TEXT, watch=flags.watch):
         drift = calibration.watch(
             queries.embeddings,

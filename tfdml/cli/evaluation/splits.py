@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdml.cli.evaluation.flags import EvaluateFlags
-from tfdml.cli.model_flags import data_choice, load_source, trained_classes
+from tfdml.cli.model_flags import data_choice, kind_of_gallery, load_source, trained_classes
 from tfdml.errors import UserError
+from tfdml.io.files import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +32,7 @@ class Split:
             there.
         stored: The stored embeddings, of all splits; None for a model.
         items: Of a model of images and texts: both, each once; None for images alone.
+        old: The gallery of an older model that the images search; None: they search one another.
         name: The data set, or where the embeddings are.
 
     Raises:
@@ -41,6 +44,7 @@ class Split:
         from tfdml.evaluation.views import ViewItems
 
         self.flags, self.items = flags, None
+        self.old = _gallery(flags.gallery) if flags.gallery else None
         self.stored = read_embeddings(flags.model) if holds_embeddings(flags.model) else None
         if self.stored and flags.report and not flags.dataset:
             raise UserError(
@@ -77,6 +81,16 @@ class Split:
         return load_source(self.flags)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """What each image is called, as `tfdml embed` calls it."""
+        from tfdml.embeddings.files import ImageTable
+
+        if self.stored is not None:
+            return self.part.names
+        assert self.selection is not None  # there are no stored embeddings
+        return ImageTable.of([self.images], os.path.expanduser(self.selection.directory)).names
+
+    @property
     def model(self) -> str:
         """The fingerprint of the model; empty where it is not known."""
         return self.source.fingerprint() if self.stored is None else self.stored.model
@@ -107,19 +121,37 @@ class Split:
         return self.source.embed_texts(self.items.texts)
 
 
-def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
-    """Refuse embeddings of another number of images or, as far as labels show it, of others."""
+def _gallery(path: str) -> StoredEmbeddings:
+    """Return the stored embeddings that a flag names as the gallery of an older model."""
+    from tfdml.embeddings.files import read_embeddings
+
+    path = os.path.expanduser(path)
+    if kind_of_gallery(path) != "embeddings":
+        raise UserError(
+            "holds no stored embeddings: name those of the older model; another gallery goes with "
+            "--task=classification, --strangers and --target",
+            gallery=printable(path),
+        )
+    return read_embeddings(path)
+
+
+def same_classes(labels: np.ndarray, others: np.ndarray) -> bool:
+    """Whether the same images belong together, by class ids that may be numbered in two ways."""
     import numpy as np
 
+    pairs = np.unique(np.stack([labels, others]), axis=1).shape[1]
+    return pairs == len(np.unique(labels)) == len(np.unique(others))
+
+
+def _check_same_images(part: StoredEmbeddings, dataset: ImageDataset) -> None:
+    """Refuse embeddings of another number of images or, as far as labels show it, of others."""
     what = f"{dataset.name} ({dataset.split})"
     if len(part) != len(dataset):
         raise UserError(
             f"{part.source} holds {len(part):,} embeddings, but {what} has {len(dataset):,} images"
         )
-    # An .npz may number its classes in its own way: the same images must belong together.
     labels = dataset.labels if part.labels is None else part.labels
-    pairs = np.unique(np.stack([labels, dataset.labels]), axis=1).shape[1]
-    if not pairs == len(np.unique(labels)) == len(np.unique(dataset.labels)):
+    if not same_classes(labels, dataset.labels):
         raise UserError(
             f"{part.source} holds embeddings of other classes than {what}, or of its images in "
             "other order"
