@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 
+from tests.cli import commands
 from tests.embeddings.folders import write_folder
 from tests.retrieval.databases import KINDS
 from tfdml import names
@@ -13,7 +14,9 @@ from tfdml.embeddings.files import ImageTable, read_embeddings
 from tfdml.errors import UserError
 from tfdml.retrieval import About, open_gallery
 
-ONE, TWO = "sha256:1", "sha256:2"
+ONE = "sha256:1"
+TWO = "sha256:2"
+THREE = "sha256:3"
 
 
 @pytest.fixture(params=KINDS)
@@ -150,3 +153,44 @@ def test_classes_that_are_numbers_are_not_merged(gallery, tmp_path):
     # The same images embedded again are no other classes.
     np.savez(tmp_path / "new", embeddings=-np.eye(4), labels=np.arange(4) // 2, names=one.names)
     assert gallery.add_embeddings(read_embeddings(tmp_path / "new.npz"), replace=True).replaced == 4
+
+
+def test_a_gallery_admits_a_model_that_searches_and_adds_no_rows(gallery):
+    gallery.add(["a", "b"], [[1.0, 0.0], [0.0, 1.0]], model=ONE)
+    refused = "different models .*; to let this model search it, see tfdml index --admit"
+    with pytest.raises(UserError, match=refused):
+        gallery.search([[1.0, 0.1]], k=1, model=TWO)
+    gallery.admit(TWO)
+    gallery.admit(TWO)
+    gallery.admit(THREE)
+    assert gallery.about == About("euclidean", 2, ONE, admits=(TWO, THREE))
+    for model in (ONE, TWO, THREE):
+        assert gallery.search([[1.0, 0.1]], k=1, model=model).ids.tolist() == [["a"]]
+    with pytest.raises(UserError, match="different models"):
+        gallery.search([[1.0, 0.1]], k=1, model="sha256:4")
+    with pytest.raises(UserError, match="different models"):
+        gallery.add(["c"], [[1.0, 1.0]], model=TWO)
+    assert gallery.add(["c"], [[1.0, 1.0]], model=ONE).added == 1
+    assert gallery.about.models == (ONE, TWO, THREE)
+    with pytest.raises(UserError, match="the model of the queries is not known"):
+        gallery.admit("")
+
+
+def test_a_folder_of_embeddings_admits_a_model(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(4, 3))
+    images = ImageTable(tuple("abcd"), [0, 0, 1, 1])
+    for name, model in (("old", ONE), ("aligned", TWO), ("new", THREE)):
+        write_folder(tmp_path / name, {}, images, vectors, {"model": {"fingerprint": model}})
+    search = ["search", f"--gallery={tmp_path}/old", "--k=1"]
+    admit = ["index", f"--to={tmp_path}/old"]
+    assert commands.run(*search, f"--queries={tmp_path}/aligned")[0] == 2
+    status, text, errors = commands.run(*admit, f"--admit={tmp_path}/aligned")
+    assert (status, f"is searched by vectors of {TWO}, too" in text) == (0, True), errors
+    status, text, errors = commands.run(*search, f"--queries={tmp_path}/aligned")
+    assert status == 0, errors
+    status, _, errors = commands.run(*search, f"--queries={tmp_path}/new")
+    assert (status, "see tfdml index --admit" in errors) == (2, True), errors
+    # A file has no place for it.
+    np.savez(tmp_path / "old.npz", embeddings=vectors)
+    status, _, errors = commands.run("index", f"--to={tmp_path}/old.npz", f"--admit={TWO}")
+    assert (status, "the model of the gallery is not known" in errors) == (2, True), errors

@@ -6,6 +6,7 @@ r"""Write the embeddings of a data set into a database, where they are searched.
       --truncate_dim=32
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries --replace --prune
   tfdml index --to=lancedb:///data/galleries --delete='class=bus'
+  tfdml index --to=lancedb:///data/galleries --admit=embeddings/aligned
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, source and model.
 Ids that are there from other embeddings are an error, or their rows are replaced (--replace). After
@@ -68,6 +69,11 @@ class IndexFlags(CommandFlags):
         requires="embeddings",
         help="Delete what was indexed before with the same --prefix and is not in the embeddings.",
     )
+    admit: str = option(
+        "",
+        help="Let the vectors of another model search the gallery: its fingerprint, or embeddings "
+        "that it made. --to may then be a folder of tfdml embed.",
+    )
     delete: str = option(
         "", help="Delete the rows whose column is a text: class=bus, id=a.jpg, path= or source=."
     )
@@ -77,11 +83,17 @@ def index(flags: IndexFlags) -> None:
     """Index as the flags say."""
     from tfdml.retrieval import WritableGallery, open_gallery
 
-    if not flags.embeddings and not flags.delete:
-        raise UserError("is missing, or --delete", embeddings=...)
+    if not flags.embeddings and not flags.delete and not flags.admit:
+        raise UserError("is missing, or --delete, or --admit", embeddings=...)
     where = _where(flags.delete)
     # The address first: reading names may take a while.
     with open_gallery(flags.to) as gallery:
+        if flags.admit:
+            model = _model_of(flags.admit)
+            gallery.admit(model)
+            print(f"{gallery.address} is searched by vectors of {model}, too")
+        if not where and not flags.embeddings:
+            return
         if not isinstance(gallery, WritableGallery):
             raise UserError("is no database, the only galleries that are written", to=flags.to)
         if where:
@@ -89,6 +101,18 @@ def index(flags: IndexFlags) -> None:
             print(f"{count:,} rows deleted, whose {flags.delete}; {len(gallery):,} are left")
         if flags.embeddings:
             _add(gallery, flags)
+
+
+def _model_of(text: str) -> str:
+    """Return the fingerprint that --admit names."""
+    if text.startswith("sha256:"):
+        return text
+    from tfdml.embeddings.files import read_embeddings
+
+    model = read_embeddings(os.path.expanduser(text)).model
+    if not model:
+        raise UserError("states no model: name its fingerprint, sha256:...", admit=text)
+    return model
 
 
 def _where(text: str) -> dict[str, str]:

@@ -235,6 +235,11 @@ class StoredEmbeddings(ImageTable):
         return str(self.manifest.get("model", {}).get("fingerprint", ""))
 
     @property
+    def admits(self) -> tuple[str, ...]:
+        """The fingerprints of other models whose vectors may search them, see `Gallery.admit`."""
+        return tuple(map(str, self.manifest.get("admits", ())))
+
+    @property
     def has_names(self) -> bool:
         """Whether the images have names, and not only their numbers."""
         return self.names != tuple(map(str, range(len(self))))
@@ -511,6 +516,25 @@ def _manifest_of(folder: Path) -> dict[str, Any]:
     if (manifest["format"], manifest["version"]) != (FORMAT, VERSION):
         raise UserError(f"{path} is not of a folder of embeddings of format version {VERSION}")
     return files.fields(manifest, {"count": int, **objects}, str(path))
+
+
+def admit_models(folder: str | os.PathLike, models: Sequence[str]) -> None:
+    """Write which other models may search the embeddings of a folder.
+
+    Args:
+        folder: A finished folder of `tfdml embed`.
+        models: Their fingerprints.
+
+    Raises:
+        UserError: It is none, or cannot be written.
+    """
+    path = Path(folder)
+    if not (path / MANIFEST).is_file():
+        raise UserError(
+            f"{path} is no folder of tfdml embed, which keeps what it admits: put it into a "
+            "database with tfdml index"
+        )
+    files.write_json(path / MANIFEST, {**_manifest_of(path), "admits": list(models)})
 
 
 def _refuse_others(folder: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
 from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
-from tfdml.io.files import fields, parse_json, sha256_of
+from tfdml.io.files import Kinds, fields, parse_json, sha256_of
 from tfdml.retrieval.addresses import Address
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
 from tfdml.retrieval.galleries import (
@@ -144,7 +144,9 @@ class WritableGallery(Gallery):
             raise UserError(
                 "is a table of something else: name another by ?table=...", uri=self.address
             )
-        about = About(**fields(values, {"distance": str, "dimension": int}, self.address))
+        kinds: Kinds = {"distance": str, "dimension": int, "admits": list}
+        about = About(**fields({"admits": [], **values}, kinds, self.address))
+        about = dataclasses.replace(about, admits=tuple(about.admits))
         if self.place.distance not in ("", about.distance):
             raise UserError(
                 f"was made with distance={about.distance}; name another ?table=...",
@@ -436,10 +438,21 @@ class WritableGallery(Gallery):
     def _user_errors(self, message: str) -> contextlib.AbstractContextManager[None]:
         return user_errors(self._errors, f"{message}: {ERROR_TEXT}", uri=self.address)
 
-    def _new_comment(self, dimension: int) -> str:
-        """Return what a new table keeps of its rows."""
+    def _new_comment(self, dimension: int, admits: Sequence[str] = ()) -> str:
+        """Return what a table keeps of its rows, and of the models that it admits."""
         values = {"tfdml": _VERSION, "distance": self.distance, "dimension": dimension}
-        return json.dumps(values, sort_keys=True)
+        return json.dumps({**values, "admits": list(admits)}, sort_keys=True)
+
+    def _admit(self, models: tuple[str, ...]) -> None:
+        with self._writing():
+            about = self._existing()
+            # Another writer may have admitted one since.
+            others = [model for model in models if model not in about.admits]
+            self._write_comment(self._new_comment(about.dimension, [*about.admits, *others]))
+
+    @abc.abstractmethod
+    def _write_comment(self, text: str) -> None:
+        """Replace what the table keeps."""
 
     @abc.abstractmethod
     def _open(self) -> None:

@@ -18,7 +18,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tfdml.embeddings.files import StoredEmbeddings, check_same_model, read_embeddings
+from tfdml.embeddings.files import (
+    StoredEmbeddings,
+    admit_models,
+    check_same_model,
+    read_embeddings,
+)
 from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, user_errors
 from tfdml.names import CLASS, ID, PATH, Kind, clean, warn
 from tfdml.retrieval.addresses import kind_of_gallery, parse
@@ -54,6 +59,7 @@ class About:
         classes_are_numbers: Whether the classes are those of one file, which has no names for them.
         per_class: What stands for a class: `nearest` (each row), `mean` or `max_of_means`. But for
             `nearest`, the vectors are means, and neighbors are classes.
+        admits: The fingerprints of other models whose vectors may search it, see `Gallery.admit`.
     """
 
     distance: str
@@ -62,11 +68,26 @@ class About:
     has_unknown: bool = False
     classes_are_numbers: bool = False
     per_class: str = "nearest"
+    admits: tuple[str, ...] = ()
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models whose vectors may search it: its own."""
-        return (self.model,) if self.model else ()
+        """The models whose vectors may search it: its own, and those that it admits; none where
+        its own is not known."""
+        return (self.model, *self.admits) if self.model else ()
+
+    def check_model(self, model: str, vectors: str) -> None:
+        """Raise a `UserError` where the vectors of a model may not search it; a fingerprint that is
+        not known (empty) may.
+
+        Args:
+            model: The fingerprint.
+            vectors: What is compared, for the message.
+        """
+        if model and self.models and model not in self.models:
+            advice = "to let this model search it, see tfdml index --admit"
+            with user_errors(UserError, f"{ERROR_TEXT}; {advice}"):
+                check_same_model(self.model, model, vectors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,14 +218,36 @@ class Gallery(abc.ABC):
         check_dimension(about, dimension, name, self.address)
         if model == UNKNOWN:
             return about
-        if model and about.models and model not in about.models:
-            check_same_model(about.model, model, f"{self.address} and the {name}")
+        about.check_model(model, f"{self.address} and the {name}")
         if bool(model) != bool(about.model):
             side = "the gallery" if model else f"the {name}"
             warn(f"{self.address}: the model of {side} is not known: models are not compared")
         elif about.has_unknown and about.model:
             warn(f"{self.address}: the model of some of its vectors is not known")
         return about
+
+    def admit(self, model: str) -> None:
+        """Let the vectors of another model search it, such as one that is aligned to its own.
+
+        A database, and a folder of `tfdml embed`, keep it. Rows stay those of one model.
+
+        Args:
+            model: Its fingerprint.
+
+        Raises:
+            UserError: The model of the gallery is not known, it embeds what is searched itself, or
+                it cannot be written.
+        """
+        about = self._existing()
+        if not model or not about.model:
+            whose = "the gallery" if model else "the queries"
+            raise UserError(f"{self.address}: the model of {whose} is not known: nothing to admit")
+        if model not in about.models:
+            self._admit((*about.admits, model))
+
+    def _admit(self, models: tuple[str, ...]) -> None:
+        """Keep which other models may search it."""
+        raise UserError(f"{self.address} embeds what is searched itself, and admits no model")
 
     def identities(self, per_class: str, groups: str = "") -> Gallery:
         """Return the classes of this gallery as one that a search returns classes from.
@@ -409,6 +452,7 @@ class MemoryGallery(Gallery):
             stored.embeddings.shape[1],
             stored.model,
             classes_are_numbers=stored.classes_are_numbers,
+            admits=stored.admits,
         )
         return cls(stored.source, Rows(names, stored.embeddings, columns), about)
 
@@ -426,6 +470,10 @@ class MemoryGallery(Gallery):
     def about(self) -> About:
         """See `Gallery.about`."""
         return self._about
+
+    def _admit(self, models: tuple[str, ...]) -> None:
+        admit_models(self.address, models)
+        self._about = dataclasses.replace(self._about, admits=models)
 
     def class_counts(self) -> dict[str, int]:
         """See `Gallery.class_counts`."""

@@ -56,7 +56,14 @@ class DatabaseGallery(WritableGallery):
 
     def _comment(self) -> str | bytes | None:
         table = self._table()
-        return None if table is None else (table.schema.metadata or {}).get(_KEY, b"")
+        if table is None:
+            return None
+        # That of a field can be replaced, that of the table cannot.
+        replaced = (table.schema.field("model").metadata or {}).get(_KEY)
+        return replaced or (table.schema.metadata or {}).get(_KEY, b"")
+
+    def _write_comment(self, text: str) -> None:
+        self._table().update_field_metadata({"path": "model", "metadata": {_KEY.decode(): text}})
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -133,7 +133,10 @@ class DatabaseGallery(WritableGallery):
             texts=sql.SQL("").join(texts),
         )
         self._run("CREATE INDEX ON {table} (model)")
-        self._run("COMMENT ON TABLE {table} IS {about}", about=comment)
+        self._write_comment(comment)
+
+    def _write_comment(self, text: str) -> None:
+        self._run("COMMENT ON TABLE {table} IS {about}", about=text)
 
     def _delete(self, conditions: list[Condition]) -> int:
         text, values = _where(conditions)

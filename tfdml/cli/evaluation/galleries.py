@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tfdml.embeddings.backends import EmbeddingBackend
     from tfdml.evaluation import Drift
+    from tfdml.retrieval.galleries import About
 
 # What may be searched, next to images and stored embeddings.
 _GALLERIES = ("retriever", "database")
@@ -35,12 +36,14 @@ class GallerySide:
         classes: (N,) names.
         model: The fingerprint of what embedded them; empty where it is not known.
         classes_are_numbers: Whether the classes have no names.
+        about: What is known of a gallery; None: of other sides.
     """
 
     embeddings: np.ndarray
     classes: np.ndarray
     model: str
     classes_are_numbers: bool = False
+    about: About | None = None
 
     @classmethod
     def read(
@@ -99,7 +102,7 @@ class GallerySide:
             gallery.check_holds_rows()
             rows = gallery.rows(len(gallery))
             classes = np.array(rows.columns["class"], object)
-            return cls(rows.vectors, classes, about.model, about.classes_are_numbers)
+            return cls(rows.vectors, classes, about.model, about.classes_are_numbers, about)
 
 
 def _source(flags: EvaluateFlags) -> Callable[[], EmbeddingBackend]:
@@ -154,8 +157,11 @@ def calibrate_gallery(flags: EvaluateFlags) -> dict[str, Any]:
         per_class=flags.per_class,
         **target,
     )
-    model = gallery.model or sides["strangers"].model
-    calibration = calibration.measured_on(gallery=printable(flags.gallery), model=model)
+    model = sides["strangers"].model or gallery.model
+    gallery_model = "" if gallery.model == model else gallery.model
+    calibration = calibration.measured_on(
+        gallery=printable(flags.gallery), model=model, gallery_model=gallery_model
+    )
     print(calibration)
     return {
         "task": flags.task,
@@ -175,7 +181,10 @@ def _check_against_gallery(gallery: GallerySide, side: GallerySide, name: str) -
     knows whether they are the same classes."""
     from tfdml.embeddings.files import check_same_model
 
-    check_same_model(gallery.model, side.model, f"--gallery and --{name}")
+    if gallery.about is None:
+        check_same_model(gallery.model, side.model, f"--gallery and --{name}")
+    else:
+        gallery.about.check_model(side.model, f"--gallery and --{name}")
     if gallery.classes_are_numbers or side.classes_are_numbers:
         shared = sorted(set(gallery.classes).intersection(side.classes))
         if shared:
