@@ -38,7 +38,7 @@ def negatives(labels, i):
 
 
 def unit(x):
-    return [np.asarray(row, np.float64) / (norm(row) or 1.0) for row in x]
+    return (np.array(x, np.float64) / [[norm(row) or 1.0] for row in x]).tolist()
 
 
 def draw_probabilities(labels, x, cutoff=0.5, last=1.4):
@@ -113,11 +113,8 @@ def quadruplet(labels, x, margin=0.2, pair_margin=0.1, kind="euclidean", reducti
     for i in range(len(x)):
         own = [distance(x[i], x[k], kind) for k in negatives(labels, i)]
         for far, gap in ((own, margin), (everywhere, pair_margin)):
-            hinges = [
-                max(distance(x[i], x[j], kind) - d + gap, 0.0)
-                for j in positives(labels, i)
-                for d in far
-            ]
+            near = [distance(x[i], x[j], kind) for j in positives(labels, i)]
+            hinges = [max(pull - d + gap, 0.0) for pull in near for d in far]
             value += mean(hinges)
     return value if reduction == "sum" else ratio(value, len(x))
 
@@ -173,7 +170,8 @@ def angular(labels, x, alpha_degrees=45.0, reduction="mean"):
     for a, p in positive_pairs(labels):
         far = [n for n in negatives(labels, a) if n in negatives(labels, p)]
         if far:
-            terms = [4 * t * dot(x[a] + x[p], x[n]) - 2 * (1 + t) * dot(x[a], x[p]) for n in far]
+            sums = [dot(x[a], x[n]) + dot(x[p], x[n]) for n in far]
+            terms = [4 * t * both - 2 * (1 + t) * dot(x[a], x[p]) for both in sums]
             values.append(log1p_sum_exp(terms))
     return total(values) if reduction == "sum" else mean(values)
 

@@ -15,6 +15,7 @@ from tests.losses.references import log1p_sum_exp
 from tests.support import references
 from tests.support.mathematics import (
     assert_close,
+    compiled_by,
     degenerate_batches,
     finite_differences,
     public_classes,
@@ -77,7 +78,7 @@ def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case,
             value = case.loss(labels, x)
         return value, tape.gradient(value, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-    run = run if mode == "eager" else tf.function(run, jit_compile=True, autograph=False)
+    run = compiled_by(mode, run)
     for name, (labels, x) in degenerate_batches().items():
         value, gradient = run(tf.constant(labels, tf.int64), tf.constant(x))
         assert_close(value, case.reference(labels, x), floor=case.floor)

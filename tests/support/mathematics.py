@@ -84,12 +84,18 @@ def degenerate_batches(dim=4):
 DEGENERATE = tuple(degenerate_batches())
 
 
+def compiled_by(mode, function):
+    """The function as it runs in a mode: "eager", "graph" (tf.function) or "xla" (tf.function with
+    jit_compile=True)."""
+    if mode == "eager":
+        # As Keras's steps: AutoGraph would convert what each `map` calls, every time.
+        return tf.autograph.experimental.do_not_convert(function)
+    return tf.function(function, jit_compile=mode == "xla", autograph=False)
+
+
 def value_and_gradients(function, *arrays, mode="eager", weights=()):
     """The value of function(*arrays) and its gradient with respect to each, and to each of the
-    weights, as NumPy.
-
-    `mode` is "eager", "graph" (tf.function) or "xla" (tf.function with jit_compile=True).
-    """
+    weights, as NumPy."""
     variables = [weight.value for weight in weights]
 
     def run(*tensors):
@@ -103,9 +109,7 @@ def value_and_gradients(function, *arrays, mode="eager", weights=()):
         )
         return value, gradients
 
-    if mode != "eager":
-        run = tf.function(run, jit_compile=mode == "xla", autograph=False)
-    value, gradients = run(*(tf.constant(array, tf.float32) for array in arrays))
+    value, gradients = compiled_by(mode, run)(*(tf.constant(array, tf.float32) for array in arrays))
     return value.numpy(), [gradient.numpy() for gradient in gradients]
 
 

@@ -60,6 +60,7 @@ def play(function, *parts):
             context.given, context.known = [[] for _ in parts], context.given
 
 
+@tf.autograph.experimental.do_not_convert
 def sum_and_gradient(function, arrays, sizes):
     """The sum of what replicas of these sizes compute from their rows, and its gradient to the last
     array.
