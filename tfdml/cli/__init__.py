@@ -30,6 +30,7 @@ STAGES = {
     "embed": "write the embeddings of a data set",
     "index": "write embeddings into a vector database",
     "search": "find the nearest images of a gallery",
+    "cluster": "group images without labels",
     "audit": "find near-duplicates, wrong labels and outliers of a data set",
     "demo": "try a model on a local web page",
     "export": "write a run as SavedModel, LiteRT, ONNX or a retriever",

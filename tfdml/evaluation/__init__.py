@@ -13,6 +13,11 @@ from tfdml.evaluation.clustering import pairwise_f1 as pairwise_f1
 from tfdml.evaluation.drift import Drift as Drift
 from tfdml.evaluation.generalization import evaluate_divergence as evaluate_divergence
 from tfdml.evaluation.generalization import evaluate_generalization as evaluate_generalization
+from tfdml.evaluation.grouping import Groups as Groups
+from tfdml.evaluation.grouping import average_linkage as average_linkage
+from tfdml.evaluation.grouping import cut_linkage as cut_linkage
+from tfdml.evaluation.grouping import evaluate_groups as evaluate_groups
+from tfdml.evaluation.grouping import group as group
 from tfdml.evaluation.identification import Basis as Basis
 from tfdml.evaluation.identification import Identification as Identification
 from tfdml.evaluation.identification import identification as identification

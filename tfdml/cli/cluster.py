@@ -1,0 +1,221 @@
+r"""Group images without labels: those of known classes first, the others among themselves.
+
+  tfdml cluster --embeddings=embeddings/new --held_out=embeddings/held_out --out=photos/groups.csv
+  tfdml cluster --embeddings=embeddings/new --held_out=embeddings/held_out --expected_classes=300 \
+      --out=photos/groups.csv
+  tfdml cluster --embeddings=embeddings/new --held_out=embeddings/held_out \
+      --gallery=lancedb:///data/galleries --max_distance=threshold.json --out=photos/groups.csv
+  tfdml train --dataset=list --data_dir=photos/groups.csv --run_dir=runs/new
+
+--embeddings are clustered by average linkage of cosine distances. --held_out are labeled
+embeddings by the same model, of classes that it was not trained on. The clusters are cut where the
+same clustering of these classes is best, for the share of pairs of one class that the new images
+have. How many classes there are need not be known.
+
+With --gallery, images within --max_distance of an image of a known class join it, and only the
+others are grouped.
+
+--out is a list (path, label) of tfdml train and its relatives. The label is a known class, or a
+group such as group-0001. Images of smaller groups than --min_images are left out, and counted.
+Where --embeddings have classes, the groups are measured by them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, ClassVar
+
+from tfdml.cli.command_line import Command, CommandFlags, Flags
+from tfdml.errors import UserError, user_errors
+from tfdml.io.files import printable, read_json, require_writable
+from tfdml.names import warn
+from tfdml.options import option
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tfdml.embeddings.files import StoredEmbeddings
+    from tfdml.retrieval import Gallery
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterFlags(CommandFlags):
+    """What is grouped, by which classes, and where the list is written."""
+
+    title: ClassVar[str] = "What is grouped, by which classes, and where the list is written"
+
+    embeddings: str = option(
+        help="Of the images to group: a folder that tfdml embed wrote, or a Parquet, .npz or .npy "
+        "file."
+    )
+    held_out: str = option(
+        help="Labeled embeddings by the same model, of classes that it was not trained on."
+    )
+    expected_classes: int = option(
+        0,
+        at_least=0,
+        help="About how many classes the images have; 0: estimated.",
+    )
+    min_precision: float = option(
+        0.0,
+        at_least=0,
+        below=1,
+        help="The share of pairs within a group that are of one class, on held-out classes; 0: as "
+        "is best for the adjusted Rand index.",
+    )
+    min_ari: float = option(
+        0.2,
+        at_most=1,
+        help="Refuse to group where held-out classes reach a smaller adjusted Rand index.",
+    )
+    gallery: str = option(
+        "", help="Known classes, which images join first: any gallery of tfdml search."
+    )
+    max_distance: str = option(
+        "",
+        requires="gallery",
+        help="Within it images join a known class: a number, or a JSON file of tfdml evaluate "
+        "--target=fpir=0.01.",
+    )
+    min_images: int = option(2, at_least=1, help="The size of the smallest group in the list.")
+    prefix: str = option("group-", help="Put before the numbers of groups, for their names.")
+    data_dir: str = option(
+        "", help="Where the names of the images count from; empty: the folder of --out."
+    )
+    out: str = option(help="The list to write, a .csv file.")
+
+
+def cluster(flags: ClusterFlags) -> None:
+    """Group as the flags say."""
+    import numpy as np
+
+    from tfdml.embeddings.files import check_same_model, read_embeddings
+    from tfdml.evaluation.grouping import group
+
+    _check_flags(flags)
+    images = read_embeddings(os.path.expanduser(flags.embeddings))
+    held_out = read_embeddings(os.path.expanduser(flags.held_out))
+    names = f"{flags.embeddings} and {flags.held_out}"
+    check_same_model(images.model, held_out.model, names)
+    _check_images(images, held_out, flags)
+    labels = np.full(len(images), "", object)
+    if flags.gallery:
+        labels = _join_known(images, flags)
+    rest = np.flatnonzero(labels == "")
+    if len(rest) < 2:
+        print(f"{len(rest):,} images are left to group")
+    else:
+        groups = group(
+            images.embeddings[rest],
+            held_out.embeddings,
+            held_out.labels,
+            expected_classes=flags.expected_classes,
+            min_precision=flags.min_precision,
+            min_ari=flags.min_ari,
+        )
+        print(groups)
+        _measure(images, rest, groups.numbers)
+        labels[rest] = _group_names(groups.numbers, flags)
+    _write(images, labels, flags)
+
+
+def _check_flags(flags: ClusterFlags) -> None:
+    require_writable(flags.out, "out")
+    if os.path.splitext(flags.out)[1] != ".csv":
+        raise UserError("name a file as *.csv", out=flags.out)
+    if flags.gallery and not flags.max_distance:
+        raise UserError("is missing: how near a known class is", max_distance=...)
+
+
+def _check_images(
+    images: StoredEmbeddings, held_out: StoredEmbeddings, flags: ClusterFlags
+) -> None:
+    """Refuse images without names, and labels that show nothing about them."""
+    if not images.has_names:
+        raise UserError("has no column path: a list names the images", embeddings=flags.embeddings)
+    if held_out.labels is None:
+        raise UserError("has no labels", held_out=flags.held_out)
+    shared = set(images.names).intersection(held_out.names) if held_out.has_names else set()
+    if shared:
+        count = f"{len(shared):,} of its images are among those to group"
+        raise UserError(f"{count}, such as {min(shared)}", held_out=flags.held_out)
+
+
+def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
+    """Return the known class that each image joins, (N,); an empty text for none."""
+    import numpy as np
+
+    from tfdml.retrieval import open_gallery
+
+    with open_gallery(flags.gallery) as gallery:
+        limit = _limit(flags, gallery)
+        neighbors = gallery.search(images.embeddings, 1, model=images.model)
+        if gallery.about and gallery.about.classes_are_numbers:
+            warn(f"{flags.gallery}: classes are numbers, which mean something in one file alone")
+    is_near = neighbors.distances[:, 0] <= limit
+    classes = neighbors.columns["class"][:, 0]
+    named = np.array([bool(name) for name in classes])
+    labels = np.where(is_near & named, classes, "").astype(object)
+    if np.any(is_near & ~named):
+        count = np.sum(is_near & ~named)
+        warn(f"{count:,} images are nearest to an image without a class: they are grouped")
+    print(f"{np.sum(labels != ''):,} of {len(labels):,} images are of known classes")
+    return labels
+
+
+def _limit(flags: ClusterFlags, gallery: Gallery) -> float:
+    """Return the largest distance of an image of a known class."""
+    from tfdml.arguments import number
+    from tfdml.evaluation.calibration import calibration_in
+
+    text = flags.max_distance
+    if not text.endswith(".json"):
+        with user_errors(ValueError, "write a number or a JSON file", max_distance=text):
+            return number("max_distance", float(text))
+    calibration = calibration_in(read_json(text), text)
+    rule = gallery.about.per_class if gallery.about else "nearest"
+    calibration.for_searches(gallery.distance, len(gallery), rule)
+    print(calibration)
+    return calibration.threshold
+
+
+def _measure(images: StoredEmbeddings, rows: np.ndarray, numbers: np.ndarray) -> None:
+    """Print how well the groups of some images agree with their classes, where these are known."""
+    import numpy as np
+
+    from tfdml.evaluation.grouping import evaluate_groups
+
+    if images.labels is None or len(np.unique(images.labels[rows])) < 2:
+        return
+    for name, rate in evaluate_groups(images.labels[rows], numbers).items():
+        ends = f"[{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+        print(f"  {name:<15}{100 * rate.mean:6.1f} % {ends}")
+
+
+def _group_names(numbers: np.ndarray, flags: ClusterFlags) -> list[str]:
+    """Return the name of each image's group; an empty text for one that is too small."""
+    import numpy as np
+
+    sizes = np.bincount(numbers)
+    digits = max(4, len(str(len(sizes))))
+    names = [f"{flags.prefix}{number + 1:0{digits}}" for number in range(len(sizes))]
+    return [names[number] if sizes[number] >= flags.min_images else "" for number in numbers]
+
+
+def _write(images: StoredEmbeddings, labels: np.ndarray, flags: ClusterFlags) -> None:
+    """Write the list."""
+    from tfdml.audit import write_table
+
+    rows = [row for row, label in enumerate(labels) if label]
+    base = os.path.expanduser(flags.data_dir)
+    paths = [os.path.join(base, images.names[row]) for row in rows]
+    if not rows:
+        raise UserError("no image is of a known class or a group: nothing is written")
+    write_table(flags.out, {"path": paths, "label": [labels[row] for row in rows]})
+    left_out = len(labels) - len(rows)
+    print(f"{left_out:,} images in groups of fewer than {flags.min_images} are left out")
+    print(f"written: {printable(flags.out)}, {len(rows):,} images")
+
+
+COMMAND = Command("cluster", cluster, Flags(ClusterFlags), __doc__, needs_tensorflow=False)
