@@ -56,13 +56,18 @@ def average_linkage(embeddings: Any) -> np.ndarray:
         array([[0., 2., 0., 2.],
                [1., 3., 1., 3.]])
     """
-    vectors = np.asarray(unit_rows(check_embeddings(embeddings)), np.float32)
-    if len(vectors) < 2:
-        raise UserError("one image has no groups: give at least two")
-    forest = _Forest(vectors)
+    vectors = _several(embeddings)
+    forest = _Forest(np.asarray(unit_rows(vectors), np.float32))
     while len(forest.sizes) > 1:
         forest.merge(*forest.mutual_pairs())
     return forest.linkage(len(vectors))
+
+
+def _several(embeddings: Any, name: str = "embeddings") -> np.ndarray:
+    vectors = check_embeddings(embeddings, name)
+    if len(vectors) < 2:
+        raise UserError(f"{name}: one image has no groups: give at least two")
+    return vectors
 
 
 class _Forest:
@@ -446,8 +451,8 @@ def group(
         >>> groups.numbers[:10].tolist()
         [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
     """
-    embeddings = check_embeddings(embeddings)
-    held_out = check_embeddings(held_out, "held-out embeddings")
+    embeddings = _several(embeddings)
+    held_out = _several(held_out, "held-out embeddings")
     check_dimensions(embeddings, held_out)
     labels = check_labels(held_out_labels, len(held_out), "held_out_labels")
     require_classes(labels, "held-out classes")
