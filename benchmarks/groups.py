@@ -119,7 +119,7 @@ def methods(held_out: Side, images: Side) -> Iterator[tuple[str, np.ndarray]]:
     yield "average linkage, best cut in hindsight", cut_linkage(linkage, cut)
     yield "k-means, told the number", kmeans(images.vectors, images.classes, distance="cosine")
     yield "HDBSCAN, 5 images", density_groups(images.vectors, 5)
-    smallest = best_of(held_out, density_groups, (2, 3, 5, 10, 20))
+    smallest = best_of(held_out, density_groups, (2, 5, 10))
     yield "HDBSCAN, tuned on held-out classes", density_groups(images.vectors, smallest)
     threshold = pair_threshold(held_out, estimated.prior)
     yield "pairs of 95 % precision, average linkage", cut_linkage(linkage, threshold)

@@ -91,7 +91,7 @@ def test_what_is_wrong_is_one_line(commands, folder):
         "--embeddings=.*no column path": [f"--embeddings={folder}/nameless.npz"],
         "--held_out=.*has no labels": [f"--held_out={folder}/nameless.npz"],
         "49 of its images are among those to group": [f"--held_out={folder}/shared.npz"],
-        "--max_distance is missing": [f"--gallery={folder}/known.npz"],
+        "--max_distance: is missing": [f"--gallery={folder}/known.npz"],
         "write a number or a JSON file": [f"--gallery={folder}/known.npz", "--max_distance=near"],
         "--max_distance has no effect": ["--max_distance=1"],
         "name a file as": [f"--out={folder}/groups.txt"],
