@@ -19,7 +19,7 @@ import numpy as np
 
 from tfdml.errors import UserError
 from tfdml.evaluation import average_linkage, calibrate, evaluate_groups, group, kmeans
-from tfdml.evaluation.grouping import PairRates, cut_linkage
+from tfdml.evaluation.clustering import PairRates, cut_linkage
 from tfdml.retrieval.exact import unit_rows
 from tools.numbers import Results, command_line
 

@@ -7,7 +7,7 @@ from sklearn.metrics.cluster import pair_confusion_matrix
 
 from tfdml import UserError
 from tfdml.evaluation import average_linkage, cut_linkage, evaluate_groups, group
-from tfdml.evaluation.grouping import PairRates
+from tfdml.evaluation.clustering import PairRates
 
 
 def clusters(seed, classes=30, images=12, noise=0.5, dim=16):
