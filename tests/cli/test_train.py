@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cli import commands
-from tfdml.cli.train import _rows
+from tfdml.cli.train import _of_second, _rows
 from tfdml.evaluation.intervals import Interval
 from tfdml.training import trainer
 from tfdml.training.interruption import Interrupted
@@ -80,5 +80,8 @@ def test_each_metric_is_a_line_with_both_starts_and_its_intervals():
         " " * 42 + "(95 % interval over 2 seeds 45.0 .. 55.0)",
         "  nmi                              25.0 %",
     ]
+    also = {"metrics_also": {"recall@1": 0.3}, "metrics_also_before": {}}
+    of_second = _of_second({**result, **also, "metrics_also_features": {"recall@1": 0.4}})
+    assert list(_rows(of_second))[2] == "  recall@1         40.0            30.0 %"
     final = {**result, "metrics_before": {}, "metrics_features": {}}
     assert next(_rows(final)).split()[:3] == ["recall@1", "50.0", "%"]

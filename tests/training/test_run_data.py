@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.trees import pictures, table
 from tests.training.runs import learner, noise
@@ -65,6 +66,21 @@ def test_images_of_a_run_are_told_from_others():
         now = dataclasses.replace(splits, test=test).identity()
         assert now["train"] == before["train"]
         assert [key for key in now["test"] if now["test"][key] != before["test"][key]] == [name]
+
+
+def test_a_second_data_set_is_measured_and_identified(tmp_path):
+    for name in ("bus", "van"):
+        (tmp_path / name).mkdir()
+        for row in range(3):
+            Image.new("RGB", (40, 40), (row, 0, 0)).save(tmp_path / name / f"{row}.png")
+    settings = {"dataset_options": "images_per_class=2, size=32"}
+    splits = load_splits(DataSettings(**settings, also_measure=f"folder:{tmp_path}"), 0)
+    assert list(splits.evaluated()) == ["test", "also"]
+    assert (splits.also.split, splits.also.num_classes, len(splits.also)) == ("test", 1, 3)
+    assert splits.identity()["also"]["images"] == 3
+    for text in ("none:x", "folder"):
+        with pytest.raises(UserError, match=f"also_measure={text}[ :]"):
+            load_splits(DataSettings(**settings, also_measure=text), 0)
 
 
 @pytest.mark.one_quick_case

@@ -409,3 +409,16 @@ def test_a_run_by_neighbors_killed_at_any_moment_sees_the_batches_of_one_that_wa
         train_until(f"step-{step:08d}.npz", tmp_path / "run", resume=phase > 0, **NEIGHBORS)
     train(tmp_path / "run", resume=True, **NEIGHBORS)
     assert_alike(tmp_path / "run", tmp_path / "uninterrupted")
+
+
+def test_a_second_data_set_is_measured_before_and_after(tmp_path, monkeypatch):
+    also = runs.noise("test", 5, 7)
+    monkeypatch.setattr(runs, "SPLITS", dataclasses.replace(runs.SPLITS, also=also))
+    result = train(tmp_path / "run")
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, *_, last = map(json.loads, lines)
+    assert result["metrics_also_before"] == first["also"]
+    assert result["metrics_also_features"] == first["also_features"]
+    assert result["metrics_also"]["recall@1"] == pytest.approx(last["also"]["recall@1"])
+    assert result["metrics_also"] != result["metrics_also_before"]
+    assert result["metrics_features"] == first["features"]

@@ -142,11 +142,21 @@ def train(experiment: Experiment, flags: TrainFlags, cluster: ClusterSettings) -
     protocol, selection = run.result["protocol"], run.result["selection"]
     print(f"\nUnseen classes of {experiment.data_name} ({protocol}); embedder of {selection}:")
     print("\n".join(_rows(run.result)))
+    if experiment.also_measure:
+        print(f"\nUnseen classes of {experiment.also_measure}, which is not trained on:")
+        print("\n".join(_rows(_of_second(run.result))))
     folder = RunFolder(experiment.run_dir)
     for name in ("embedder", "result", "report"):
         path = getattr(folder, name)
         if path.exists():
             print(f"  {name:<12} {printable(path)}")
+
+
+def _of_second(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the second data set in the form of a result."""
+    parts = ("metrics", "metrics_before", "metrics_features")
+    named = {part: result[part.replace("metrics", "metrics_also")] for part in parts}
+    return {**named, "intervals": {}}
 
 
 def _rows(result: dict[str, Any]) -> Iterator[str]:

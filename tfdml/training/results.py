@@ -49,6 +49,8 @@ FEW_CLASSES = 10
 # From here on, the few queries that are left decide between epochs.
 SATURATED = 0.98
 RETRIEVAL = ("recall", "map@r", "r_precision")
+# The features that are measured before the first epoch, and the split that they are of.
+_FEATURES = {"features": "test", "also_features": "also"}
 CLUSTERING = ("nmi", "ami", "f1")
 
 
@@ -250,7 +252,8 @@ class Evaluator:
         many, and the `last`.
 
         Before the first, `features` are those of unseen images without a projection: what the
-        backbone gives, or the vectors of `--features`.
+        backbone gives, or the vectors of `--features`; `also_features` those of the second data
+        set.
 
         Of several processes all embed, and the chief measures; the others get no metrics.
         """
@@ -262,33 +265,31 @@ class Evaluator:
             name: (self.embed(learner.embedder, name), self.embed_texts(learner, name))
             for name in names
         }
-        features = None
-        if epoch == 0 and "test" in names:
-            features = self._features(learner)
+        features = {}
+        for name, split in _FEATURES.items():
+            if epoch == 0 and split in names and self.splits.searched_by_images(split):
+                features[name] = self._features(learner, split)
         if not self.processes.is_chief:
             return {}
         metrics = {
             name: self.measure(images, name, texts=texts)
             for name, (images, texts) in embeddings.items()
         }
-        if features is not None:
-            metrics["features"] = self.measure(features, "test")
+        for name, vectors in features.items():
+            metrics[name] = self.measure(vectors, _FEATURES[name])
         for name, values in metrics.items():
             logging.info("epoch %d, %s: %s", epoch, name, format_metrics(values))
         return metrics
 
-    def _features(self, learner: MetricLearner) -> np.ndarray | None:
-        """Return the pooled features of unseen images, (N, D), scaled to length 1; None where no
-        image searches images."""
-        if not self.splits.searched_by_images("test"):
-            return None
+    def _features(self, learner: MetricLearner, name: str) -> np.ndarray:
+        """Return the pooled features of a split, (N, D), scaled to length 1."""
         embedder = learner.embedder
 
         def features(images):
             pooled = embedder.represent(images, training=False)["pooled"]
             return keras.ops.normalize(keras.ops.cast(pooled, "float32"))
 
-        return self.embed(compiled(embedder, features), "test")
+        return self.embed(compiled(embedder, features), name)
 
     def moments(self, learner: MetricLearner) -> dict[str, dict]:
         """Return Recall@K of the embedding of each order of HORDE's moments on unseen classes.
@@ -340,8 +341,8 @@ class TrainingRun:
     Args:
         experiment: Its settings.
         result: What `result.json` holds: `metrics`, `metrics_before` the training, of the first
-            projection, and `metrics_features`, without a projection; `intervals`, `protocol`,
-            `selection` ...
+            projection, and `metrics_features`, without a projection; of `--also_measure`
+            `metrics_also` and so on; `intervals`, `protocol`, `selection` ...
         runs: Those of several seeds or folds; empty for a single run.
         embeddings: Those of splits that are embedded already.
 
@@ -398,8 +399,14 @@ class TrainingRun:
         return self._embeddings[split]
 
 
-# Both starts of a run: where `result.json` holds them, and the first line of `metrics.jsonl`.
-_STARTS = {"metrics_features": "features", "metrics_before": "test"}
+# Both starts of a run, and those of a second data set: where `result.json` holds them, and the
+# first line of `metrics.jsonl`.
+_STARTS = {
+    "metrics_features": "features",
+    "metrics_before": "test",
+    "metrics_also_features": "also_features",
+    "metrics_also_before": "also",
+}
 _PROTOCOL = (
     "zero-shot: trained on {train} classes, evaluated {searches} on {test} classes never seen in "
     "training"
@@ -456,7 +463,7 @@ def write_results(
         return None
     result = folder.read_result()
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
-        result = _result(experiment, evaluator, embeddings.get("test"), texts, state.records, epoch)
+        result = _result(experiment, evaluator, embeddings, texts, state.records, epoch)
         result["seconds"] = seconds
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
@@ -488,7 +495,7 @@ def _restore_selected(
 def _result(
     experiment: Experiment,
     evaluator: Evaluator,
-    embeddings: np.ndarray | None,
+    embeddings: Mapping[str, np.ndarray],
     texts: np.ndarray | None,
     records: Records,
     epoch: int,
@@ -505,11 +512,15 @@ def _result(
         "train_seconds": seconds,
         "images_per_second": speed,
     }
+    for part, name in _STARTS.items():
+        result[part] = records[0].get(name, {})
     splits = evaluator.splits
-    if splits.test is None or embeddings is None:
+    result["metrics_also"] = {}
+    if splits.also is not None:
+        result["metrics_also"] = evaluator.measure(embeddings["also"], "also")
+    if splits.test is None:
         return result | _unmeasured(experiment, splits)
-    measured = _measured(experiment, evaluator, splits.test, embeddings, texts)
-    return result | measured | {part: records[0].get(name, {}) for part, name in _STARTS.items()}
+    return result | _measured(experiment, evaluator, splits.test, embeddings["test"], texts)
 
 
 def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
@@ -517,8 +528,8 @@ def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
     classes = f"all {splits.train.num_classes} classes of {experiment.data_name}"
     origin = f"the metrics are those of {experiment.final_of}"
     protocol = f"trained on {classes}, and measured on none: {origin}"
-    empty: dict[str, Any] = {part: {} for part in ("intervals", "metrics", *_STARTS)}
-    return empty | {"protocol": protocol, "selection": _SELECTION["last"]}
+    selection = _SELECTION["last"]
+    return {"intervals": {}, "metrics": {}, "protocol": protocol, "selection": selection}
 
 
 def _measured(
@@ -560,7 +571,8 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
         runs: The runs, by the name of their folder.
 
     Returns:
-        `metrics`, `metrics_before` and `metrics_features`, means over the runs; `intervals` over
+        `metrics`, `metrics_before`, `metrics_features` and those of a second data set such as
+        `metrics_also`, means over the runs; `intervals` over
         classes, of each query's mean over the runs (`confidence_intervals`): how the mean would
         vary with other classes; `intervals_runs` (`student_interval`): how it would with other
         seeds or folds; `runs`, a row for each; `dataset`, `protocol`, `selection`, and the seconds
@@ -569,8 +581,8 @@ def combine(runs: Mapping[str, TrainingRun]) -> dict[str, Any]:
     results = [run.result for run in runs.values()]
     names = ("dataset", "protocol", "selection", "chance")
     combined = {name: results[0][name] for name in names if name in results[0]}
-    for part in ("metrics", *_STARTS):
-        combined[part] = _means([result[part] for result in results])
+    for part in ("metrics", "metrics_also", *_STARTS):
+        combined[part] = _means([result.get(part, {}) for result in results])
     combined["intervals"] = _intervals_over_classes(list(runs.values()))
     combined["intervals_runs"] = _intervals_over_runs(results, combined["metrics"])
     for part in ("train_seconds", "seconds"):

@@ -64,6 +64,7 @@ class Splits:
         dropped: Names of the training images that were left out.
         views: By name, the images and texts of the splits that are measured, where texts are
             embedded too: each image is in the split once.
+        also: The test images of a second data set, which are measured, too; or None.
     """
 
     train: ImageDataset
@@ -71,6 +72,7 @@ class Splits:
     test: ImageDataset | None
     dropped: tuple[str, ...] = ()
     views: Mapping[str, ViewItems] = dataclasses.field(default_factory=dict)
+    also: ImageDataset | None = None
 
     def searched_by_images(self, name: str) -> bool:
         """Whether images of a split search it; not where it has texts, and no two images of one
@@ -80,7 +82,7 @@ class Splits:
 
     def evaluated(self) -> dict[str, ImageDataset]:
         """Return the splits that the embedder is measured on, by name."""
-        splits = {"validation": self.validation, "test": self.test}
+        splits = {"validation": self.validation, "test": self.test, "also": self.also}
         return {name: split for name, split in splits.items() if split is not None}
 
     def identity(self, directory: str = "") -> dict[str, dict[str, Any]]:
@@ -144,7 +146,8 @@ def load_splits(settings: DataSettings, seed: int) -> Splits:
     train, validation = split_training_classes(
         train, settings.holdout_classes, seed, settings.holdout_sampling
     )
-    splits = Splits(train.contiguous(), validation, test, dropped=dropped)
+    also = _read_second(settings) if settings.also_measure else None
+    splits = Splits(train.contiguous(), validation, test, dropped=dropped, also=also)
     return _with_views(splits) if settings.text_backbone else splits
 
 
@@ -158,6 +161,15 @@ def _read_splits(settings: DataSettings) -> tuple[ImageDataset, ImageDataset | N
         train = data.load(settings.dataset, directory, "train", **settings.dataset_options)
         test = data.load(settings.dataset, directory, "test", **settings.dataset_options)
     return (train.join(test), None) if settings.final_of else (train, test)
+
+
+def _read_second(settings: DataSettings) -> ImageDataset:
+    """Return the test images of `also_measure`, checked."""
+    name, _, directory = settings.also_measure.partition(":")
+    with user_errors(UserError, ERROR_TEXT, also_measure=settings.also_measure):
+        images = data.load(name, plain_path(directory) or None, "test")
+        depth = "decode" if settings.bad_images == "skip" else "headers"
+        return check(images, settings.bad_images, depth)
 
 
 def _read_features(settings: DataSettings) -> tuple[ImageDataset, ImageDataset]:

@@ -127,6 +127,12 @@ class DataSettings(Settings):
         "is left to measure it on. It sees each image as often as the run did until its selected "
         "epoch.",
     )
+    also_measure: str = of_images(
+        "",
+        requires="no text_backbone",
+        help="Measure the test images of a second data set whenever the unseen classes are, to see "
+        "what training forgets: its name and its data_dir, such as omniglot:/data/omniglot.",
+    )
     holdout_classes: float = option(
         0.0,
         at_least=0,
