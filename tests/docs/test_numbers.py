@@ -48,6 +48,7 @@ PAGES = {
         "two_processes/table/two processes/Recall@1",
     ],
     "docs/shop.md": ["phone_strangers/table"],
+    "docs/upgrading.md": ["upgrade/table"],
     "docs/verification.md": [
         "spread/spread",
         "identities/table",

@@ -260,3 +260,24 @@ def test_random_layers_train_in_every_mode_of_batch_norm(batch_norm, tmp_path):
         # What is left is twice what inference gives, where statistics are those of inference.
         same = np.allclose(maps[1][~dropped], 2 * maps[0][~dropped], rtol=1e-4, atol=1e-5)
         assert same == (batch_norm != "train")
+
+
+def test_a_head_turns_vectors_to_those_of_another_model():
+    """It undoes a rotation exactly, keeps distances, and refuses other images."""
+    rng = np.random.default_rng(0)
+    old = rng.normal(size=(60, 6))
+    old /= np.linalg.norm(old, axis=1, keepdims=True)
+    turn = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    head = Head(6, embedding_dim=6)
+    head.align(old @ turn, old)
+    np.testing.assert_allclose(head(old @ turn), old, atol=1e-5)
+    noisy = old @ turn + 0.3 * rng.normal(size=(60, 6))
+    noisy /= np.linalg.norm(noisy, axis=1, keepdims=True)
+    head.align(noisy, old)
+    turned = np.asarray(head(noisy))
+    np.testing.assert_allclose(turned @ turned.T, noisy @ noisy.T, atol=1e-5)
+    for vectors, targets in ((noisy, old[1:]), (noisy[:, 1:], old), (noisy, old[:, 1:])):
+        with pytest.raises(ValueError, match="must be"):
+            head.align(vectors, targets)
+    with pytest.raises(ValueError, match="not all finite"):
+        head.align(noisy * np.nan, old)

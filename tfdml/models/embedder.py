@@ -669,3 +669,45 @@ class Head(Embedder):
                 "tfdml.models.stack"
             )
         return super().represent(images, training, detached)
+
+    def align(self, vectors: np.ndarray, targets: np.ndarray) -> None:
+        """Set the projection to the rotation that turns vectors nearest to others of the same
+        images, such as those of an older model.
+
+        It is the orthogonal W that makes the sum of |x W - t|^2 least: nothing is trained, and
+        where both have as many dimensions the distances between the vectors stay.
+
+        Args:
+            vectors: (N, D).
+            targets: (N, d) of the same images in the same order.
+
+        Raises:
+            ValueError: The projection is not a dense layer, an array has another shape, or a number
+                is not finite.
+
+        Example:
+            >>> old = np.random.default_rng(0).normal(size=(100, 8))
+            >>> old /= np.linalg.norm(old, axis=1, keepdims=True)
+            >>> new = old[:, ::-1]
+            >>> head = Head(8, embedding_dim=8)
+            >>> head.align(new, old)
+            >>> bool(np.allclose(head(new), old, atol=1e-5))
+            True
+
+        Source: Schoenemann, "A generalized solution of the orthogonal Procrustes problem",
+        Psychometrika, 1966.
+        """
+        if not isinstance(self.dense, keras.layers.Dense):
+            raise ValueError("a rotation needs a projection of one dense layer")
+        sizes = (len(vectors), self.dimension), (len(vectors), self.embedding_dim)
+        shapes = np.shape(vectors), np.shape(targets)
+        if shapes != sizes:
+            raise ValueError(f"vectors and targets must be {sizes[0]} and {sizes[1]}, not {shapes}")
+        products = np.asarray(vectors, np.float64).T @ np.asarray(targets, np.float64)
+        if not np.isfinite(products).all():
+            raise ValueError("the vectors or the targets are not all finite")
+        build_once(self, (None, self.dimension))
+        left, _, right = np.linalg.svd(products, full_matrices=False)
+        self.dense.kernel.assign(left @ right)
+        if self.dense.use_bias:
+            self.dense.bias.assign(np.zeros(self.embedding_dim))
