@@ -91,7 +91,7 @@ def test_a_metric_learner_is_measured_by_its_embedder():
     embedder = tfdml.models.Embedder(backbone, embedding_dim=4, image_size=8)
     learner = tfdml.models.MetricLearner(embedder, tfdml.losses.ContrastiveLoss())
     learner.build((None, 8, 8, 3))
-    learner.compile("adam")
+    learner.compile("adam", run_eagerly=EAGERLY)
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
     labels = np.repeat(np.arange(4), 3)
     evaluation = RetrievalEvaluation(images, labels, batch_size=5)

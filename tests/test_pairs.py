@@ -204,7 +204,7 @@ def test_a_loss_of_ones_own_works_in_every_case(tmp_path):
     assert_close(related(loss, mining.shares_a_label)(sets, X), value)
     learner = MetricLearner(tiny_embedder(), loss, gradient_cache=4)
     learner.build((None, SIZE, SIZE, 3))
-    learner.compile("sgd")
+    learner.compile("sgd", run_eagerly=True)
     images = np.random.default_rng(0).integers(0, 255, (B, SIZE, SIZE, 3)).astype("float32")
     assert np.isfinite(learner.fit(images, LABELS, batch_size=B, verbose=0).history["loss"][0])
     learner.save(tmp_path / "learner.keras")

@@ -15,6 +15,7 @@ from tests.support.mathematics import assert_close
 from tests.support.processes import descendants
 from tests.training import runs
 from tfdml.cluster import ray_session as ray_sessions
+from tfdml.cluster import training
 from tfdml.cluster.ray_session import ray_session
 from tfdml.cluster.settings import ClusterSettings
 from tfdml.cluster.training import train_on_cluster
@@ -114,7 +115,8 @@ def test_a_worker_that_is_killed_is_started_again_and_the_run_ends_as_one_proces
 
 
 @pytest.mark.slow
-def test_what_is_wrong_with_the_data_is_the_error_of_the_command(session, tmp_path):
+def test_what_is_wrong_with_the_data_is_the_error_of_the_command(session, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "_MOST_FAILURES", 1)
     changes = {"dataset": "folder", "data_dir": str(tmp_path / "no"), "dataset_options": ""}
     wrong = dataclasses.replace(EXPERIMENT, run_dir=str(tmp_path / "run"), **changes)
     with pytest.raises(UserError, match="there is no folder"):

@@ -217,7 +217,6 @@ SUMS = {
     if case.loss.reduction == "sum"
 }
 CASES = {**MEANS, **dict(SUMS.values())}
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 #: Of each class and mining the first mean; other arguments take the same path.
 FIRST = set(
     {(type(case.loss), case.loss.mining): name for name, case in reversed(MEANS.items())}.values()
@@ -235,12 +234,12 @@ def by_class(chosen):
     )
 
 
-def by_mode(chosen):
-    """Each case eagerly, of which the first of each class and mining are quick, and those by
-    XLA."""
-    rows = [("eager", name) for name in chosen] + [
-        ("xla", name) for name in chosen if name in FIRST
-    ]
+def by_mode(chosen, compiled_every=1):
+    """Each case eagerly, of which the first of each class and mining are quick, and every so many
+    of those by XLA."""
+    first = [name for name in chosen if name in FIRST]
+    rows = [("eager", name) for name in chosen]
+    rows += [("xla", name) for name in first[::compiled_every]]
     parameters = [
         pytest.param(chosen[name], mode, id=f"{mode} {name}", marks=_marks(name))
         for mode, name in rows

@@ -508,7 +508,9 @@ REFUSED = {
 @pytest.mark.one_quick_case
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_leaves_a_learner_as_it_was(case):
-    made, other = fresh_learner(jit_compile=False), fresh_learner(jit_compile=False)
+    # By a compiled step in one case, which takes 10 s.
+    options = {"jit_compile": False, "run_eagerly": case != "predict"}
+    made, other = fresh_learner(**options), fresh_learner(**options)
     with pytest.raises(UserError):
         REFUSED[case](made)
     assert not made.built

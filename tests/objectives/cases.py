@@ -513,9 +513,9 @@ PATHS = [
 ]
 
 
-def by_mode(quick, compiled=()):
-    """Each case eagerly, of which those of `quick` are quick, and those of `compiled` by XLA."""
-    rows = [("eager", name) for name in CASES] + [("xla", name) for name in compiled]
+def by_mode(quick, compiled=(), among=tuple(CASES)):
+    """Cases eagerly, of which those of `quick` are quick, and those of `compiled` by XLA."""
+    rows = [("eager", name) for name in among] + [("xla", name) for name in compiled]
     parameters = [
         pytest.param(
             mode, CASES[name], id=f"{mode} {name}", marks=[] if name in quick else pytest.mark.slow

@@ -22,6 +22,7 @@ from tfdml import objectives, replicas
 from tfdml.pairs import Scope
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_path = pytest.mark.parametrize("case", [CASES[name] for name in PATHS], ids=PATHS)
 
 
 def read(case, x):
@@ -62,7 +63,7 @@ def test_equals_the_formula(case, batches):
         assert_close(value, expected(case, labels, x), floor=1e-6)
 
 
-@every_case
+@every_path
 @pytest.mark.parametrize("dtype", first_quick(["bfloat16", "float16"]))
 def test_half_precision_is_computed_in_float32(case, dtype):
     labels, x = random_batch(6, 10, 3, DIM, unit=False)
@@ -73,7 +74,7 @@ def test_half_precision_is_computed_in_float32(case, dtype):
     np.testing.assert_array_equal(value, value_of(case, labels, full))
 
 
-@by_mode(quick=PATHS, compiled=PATHS)
+@by_mode(quick=PATHS, compiled=FIRST)
 def test_gradient_equals_finite_differences(case, mode):
     labels, x = random_batch(11, 7, 3, DIM, unit=case.unit)
     arrays, weights = list(read(case, x).values()), values(case.weights)
@@ -92,29 +93,21 @@ def test_gradient_equals_finite_differences(case, mode):
         assert_close(gradient, slope, case.relative, floor=1e-6 * largest)
 
 
-# A third of them by XLA: each compiles three times, and the operations are those of the gradients
-# above.
-@by_mode(quick=FIRST, compiled=FIRST[::3])
+# By XLA, degenerate batches are in tests/models/test_jax.py.
+@by_mode(quick=FIRST, among=PATHS)
 def test_degenerate_batches_have_the_formula_s_value_and_a_finite_gradient(case, mode):
-    def run(labels, *arrays):
-        with tf.GradientTape() as tape:
-            tape.watch(arrays)
-            value = value_of(case, labels, arrays)
-        sources = [*arrays, *(weight.value for weight in case.weights)]
-        return value, tape.gradient(
-            value, sources, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
-
-    run = run if mode == "eager" else tf.function(run, jit_compile=True, autograph=False)
     for name, (labels, x) in degenerate_batches(DIM).items():
-        value, gradients = run(
-            tf.constant(labels, tf.int64), *map(tf.constant, read(case, x).values())
+        value, gradients = value_and_gradients(
+            lambda *arrays, y=labels: value_of(case, y, arrays),
+            *read(case, x).values(),
+            mode=mode,
+            weights=case.weights,
         )
         assert_close(value, expected(case, labels, x), floor=case.floor)
         assert all(np.all(np.isfinite(gradient)) for gradient in gradients), name
 
 
-@by_mode(quick=FIRST)
+@by_mode(quick=FIRST, among=PATHS)
 def test_replicas_make_the_value_and_the_gradient_of_one_device(case, mode):
     labels, x = random_batch(4, 10, 4, DIM, unit=case.unit)
     arrays = read(case, x)

@@ -208,7 +208,8 @@ class OwnSimilarity(objectives.Objective):
 
 
 def test_an_objective_that_reads_the_similarities_gets_columns_as_labels():
-    learner = make(0.4, terms=[OwnSimilarity()], loss=losses.AMSoftmaxLoss(scale=1e4, margin=0.0))
+    loss = losses.AMSoftmaxLoss(scale=1e4, margin=0.0)
+    learner = make(0.4, terms=[OwnSimilarity()], loss=loss, run_eagerly=True)
     # To the own class all are alike, to the others opposite.
     learner.objectives[0].class_proxies.proxies.assign(np.ones((CLASSES, 5)))
     logs = learner.train_on_batch(images(0), LABELS, return_dict=True)

@@ -46,6 +46,7 @@ def digest(value):
     return [flat.size, *(float(f"{value:.6g}") for value in sums)]
 
 
+@tf.autograph.experimental.do_not_convert
 def value_and_gradient(function, x):
     """Return the digests of a function's value and gradient."""
     keras.utils.set_random_seed(0)

@@ -225,12 +225,12 @@ def of_characters(path, size, **changes):
 
 
 def first_of_each_step():
-    """A flag file for each loss, sampling and optimizer that the experiments name; ensembles are
+    """Flag files with each loss, sampling and optimizer that the experiments name; ensembles are
     tried below."""
-    found = {}
+    paths, seen = [], set()
     for path in CONFIGS:
         written = written_in(path, run_dir="unused")
-        calls = frozenset(
+        calls = {
             (
                 call.name,
                 str(
@@ -242,10 +242,12 @@ def first_of_each_step():
                 ),
             )
             for _, call in written.objectives
-        )
-        if "abe" not in path.stem:
-            found.setdefault((calls, written.sampling, written.optimizer, written.schedule), path)
-    return list(found.values())
+        }
+        parts = calls | {str(written.sampling), (written.optimizer, str(written.schedule))}
+        if "abe" not in path.stem and not parts <= seen:
+            paths.append(path)
+            seen |= parts
+    return paths
 
 
 # Two steps do without what a run measures before its first.
