@@ -69,5 +69,5 @@ def check(arrays, case):
 def test_two_devices_make_the_update_of_one(arrays, case):
     check(arrays, case)
     observed = sum("observed" in key for key in arrays if key.startswith(f"{case}|1|"))
-    expected = {"terms": 3, "memory": 1, "rank_mi cached": 3, "rank_mi twice": 3}
+    expected = {"terms": 4, "memory": 1, "rank_mi cached": 3, "rank_mi twice": 3}
     assert observed == expected.get(case.split("/")[0], 0)

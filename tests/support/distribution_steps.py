@@ -141,6 +141,10 @@ def terms():
             objectives.CurricularFace(3, scale=4.0, momentum=0.5, drop_highest=0.3),
             objectives.InstanceLoss(3),
             objectives.LearnedMargin(3, beta=0.6, nu=0.1),
+            objectives.EnergyConfusion("log_of_mean", "projection", weight=0.1),
+            objectives.EntropySpread(weight=0.1),
+            objectives.GlobalOrthogonal(),
+            objectives.JointMMD(("pooled", "embedding")),
         ]
     )
 
