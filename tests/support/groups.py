@@ -18,7 +18,18 @@ from tests.support.processes import fork
 
 TESTS = fork_server.ROOT / "tests"
 # The longest first; "" are the files that lie in no folder.
-LONGEST = ("objectives", "", "docs", "training", "models", "export", "losses", "data", "retrieval")
+LONGEST = (
+    "",
+    "models",
+    "objectives",
+    "docs",
+    "training",
+    "export",
+    "losses",
+    "data",
+    "cli",
+    "cluster",
+)
 GROUPS = {**dict.fromkeys(LONGEST), **dict.fromkeys(p.parent.name for p in TESTS.glob("*/test_*"))}
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in
 # every process.

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from tfdml.cli.cluster.flags import ClusterFlags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.errors import UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, user_errors
 from tfdml.io.files import printable, read_json, require_writable
 from tfdml.names import warn
 
@@ -101,7 +101,7 @@ def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
     from tfdml.retrieval import open_gallery
 
     with open_gallery(flags.gallery) as gallery:
-        limit = _limit(flags, gallery)
+        limit = _limit(flags, gallery, images.model)
         neighbors = gallery.search(images.embeddings, 1, model=images.model)
         if gallery.about and gallery.about.classes_are_numbers:
             warn(f"{flags.gallery}: classes are numbers, which mean something in one file alone")
@@ -116,7 +116,7 @@ def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
     return labels
 
 
-def _limit(flags: ClusterFlags, gallery: Gallery) -> float:
+def _limit(flags: ClusterFlags, gallery: Gallery, model: str) -> float:
     """Return the largest distance of an image of a known class."""
     from tfdml.arguments import number
     from tfdml.evaluation.calibration import calibration_in
@@ -127,7 +127,9 @@ def _limit(flags: ClusterFlags, gallery: Gallery) -> float:
             return number("max_distance", float(text))
     calibration = calibration_in(read_json(text), text)
     rule = gallery.about.per_class if gallery.about else "nearest"
-    calibration.for_searches(gallery.distance, len(gallery), rule)
+    with user_errors(UserError, ERROR_TEXT, max_distance=text):
+        calibration.for_searches(gallery.distance, len(gallery), rule)
+        calibration.check_models(model, gallery.about.model if gallery.about else "")
     print(calibration)
     return calibration.threshold
 
