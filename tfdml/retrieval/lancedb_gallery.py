@@ -58,9 +58,12 @@ class DatabaseGallery(WritableGallery):
         table = self._table()
         if table is None:
             return None
+        schema = table.schema
+        comment = (schema.metadata or {}).get(_KEY, b"")
+        if not comment:  # a table of something else
+            return b""
         # That of a field can be replaced, that of the table cannot.
-        replaced = (table.schema.field("model").metadata or {}).get(_KEY)
-        return replaced or (table.schema.metadata or {}).get(_KEY, b"")
+        return (schema.field("model").metadata or {}).get(_KEY, comment)
 
     def _write_comment(self, text: str) -> None:
         self._table().update_field_metadata({"path": "model", "metadata": {_KEY.decode(): text}})

@@ -145,12 +145,12 @@ def _rows_in(split: Split, old: StoredEmbeddings) -> np.ndarray:
     _rows_by_name(old.names, "gallery")
     row_of = _rows_by_name(split.names, "model")
     rows = np.array([row_of.get(name, -1) for name in old.names])
-    found = rows >= 0
-    if not found.any():
+    is_present = rows >= 0
+    if not is_present.any():
         names = f"such as {split.names[0]}, and has others, such as {old.names[0]}"
         raise UserError(f"has none of the images of --model by name, {names}", gallery=path)
     assert old.labels is not None
-    if not same_classes(old.labels[found], split.images.labels[rows[found]]):
+    if not same_classes(old.labels[is_present], split.images.labels[rows[is_present]]):
         raise UserError("has the same images in other classes than --model", gallery=path)
     sizes = old.embeddings.shape[1], split.embeddings.shape[1]
     if sizes[0] != sizes[1]:
