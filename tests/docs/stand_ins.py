@@ -78,6 +78,9 @@ def names_of_pages(names: dict) -> dict:
         "after": metrics,
         "dataset": test,
         "embeddings": vectors,
+        "new_embeddings": names["embeddings"],
+        "held_out_embeddings": names["embeddings"],
+        "held_out_labels": names["labels"],
         "other_embeddings": vectors[:, :8],
         "labels": test.labels // 4,  # 16 images of each class, for ten disjoint parts
         "train_embeddings": tfdml.embeddings.embed(embedder, train_batches),
