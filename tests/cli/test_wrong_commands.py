@@ -42,6 +42,7 @@ BASE = {
     "embed": ["--model={files}/none", "--dataset=folder", "--data_dir={photos}", "--out=out"],
     "index": ["--embeddings={files}/none.npz", "--to=lancedb://{files}/gallery"],
     "audit": ["--embeddings={files}/none.npz", "--out=audit"],
+    "cluster": ["--embeddings={files}/none.npz", "--held_out={files}/none.npz", "--out=out.csv"],
     "demo": ["--model={files}/embedder.keras", "--gallery={files}/none.npz", "--port=0"],
     "serve": ["--model={files}/none"],
 }
