@@ -282,7 +282,7 @@ def average_linkage(embeddings: Any) -> np.ndarray:
         embeddings: (N, d), N at least 2. A zero vector has distance 1 to all others.
 
     Returns:
-        (N - 1, 4) float64, as SciPy has it: the two clusters of each merge, their distance, which
+        (N - 1, 4) float64, in SciPy's form: the two clusters of each merge, their distance, which
         does not descend, and the number of images of both. The cluster of merge i is N + i.
 
     Raises:
@@ -418,7 +418,7 @@ class _Forest:
         self.bounds[rows] = self.far[rows, -1]
 
     def linkage(self, count: int) -> np.ndarray:
-        """Return the merges in the order of their distances, as SciPy has them."""
+        """Return the merges in the order of their distances, as SciPy orders them."""
         merges = np.concatenate(self.merges)
         heights = np.maximum(np.concatenate(self.heights), 0.0)
         sizes = np.ones(count + len(merges))
