@@ -15,7 +15,6 @@ LEARNERS = (
     "terms/19",
     "memory/19",
     "ensemble/10",
-    "sampled/19",
     "two views/19",
     "rank_mi cached/19",
     "rank_mi twice/19",
