@@ -13,6 +13,11 @@ from tools.convert_weights import ARCHITECTURES, convert, main
 
 COUNTER = "conv1_7x7_s2_bn.num_batches_tracked"
 KERNELS = ("conv1_7x7_s2.weight", "inception_3a_1x1.weight")
+NORM = ("weight", "bias", "running_mean", "running_var")
+# In the order of the model's weights.
+SHAPES = {KERNELS[0]: (4, 3, 7, 7), "conv1_7x7_s2.bias": (4,)}
+SHAPES |= {f"conv1_7x7_s2_bn.{slot}": (4,) for slot in NORM}
+SHAPES |= {KERNELS[1]: (5, 4, 1, 3), "inception_3a_1x1.bias": (5,)}
 
 
 def tiny():
@@ -26,21 +31,12 @@ def tiny():
 def torch_state():
     """Arrays of its shapes as a PyTorch state dict, with what such files hold besides."""
     rng = np.random.default_rng(0)
-    shapes = dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (4,))
-    shapes = {f"conv1_7x7_s2_bn.{slot}": shape for slot, shape in shapes.items()}
-    shapes |= {KERNELS[0]: (4, 3, 7, 7), "conv1_7x7_s2.bias": (4,)}
-    shapes |= {KERNELS[1]: (5, 4, 1, 3), "inception_3a_1x1.bias": (5,)}
-    arrays = {name: rng.uniform(0.1, 1.0, shape) for name, shape in shapes.items()}
-    state = {name: array.astype("float32") for name, array in arrays.items()}
+    state = {name: rng.uniform(0.1, 1.0, shape).astype("float32") for name, shape in SHAPES.items()}
     return state | {"fc.weight": np.zeros((7, 4), "float32"), COUNTER: np.array(7)}
 
 
 def assert_converted(model, state):
-    norm = [f"conv1_7x7_s2_bn.{slot}" for slot in ("weight", "bias", "running_mean", "running_var")]
-    last = [KERNELS[1], "inception_3a_1x1.bias"]
-    for weight, name in zip(
-        model.weights, [KERNELS[0], "conv1_7x7_s2.bias", *norm, *last], strict=True
-    ):
+    for weight, name in zip(model.weights, SHAPES, strict=True):
         wanted = state[name].transpose(2, 3, 1, 0) if name in KERNELS else state[name]
         np.testing.assert_array_equal(weight.numpy(), wanted, err_msg=name)
 

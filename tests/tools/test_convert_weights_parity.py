@@ -66,9 +66,9 @@ def state_of(network, architecture):
     if architecture != "googlenet":
         return state
     layers = [layer.name for layer in ARCHITECTURES[architecture][0]().layers if layer.weights]
-    names = {f"{name}.": f"{torchvision_googlenet(name)}." for name in layers}
+    names = {layer: torchvision_googlenet(layer) for layer in layers}
     slots = ("weight", "bias")
-    return {name + slot: state[names[name] + slot] for name in names for slot in slots}
+    return {f"{to}.{slot}": state[f"{of}.{slot}"] for to, of in names.items() for slot in slots}
 
 
 # The network, the range of its pixels, and a size next to 224: one that it takes.
