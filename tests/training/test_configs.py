@@ -14,6 +14,7 @@ from tests.training.runs import learner as learner_of
 from tfdml import data
 from tfdml.data.pipeline import training_batches
 from tfdml.flags import read_flag_files
+from tfdml.objectives.terms import build_objectives
 from tfdml.options import flag_text
 from tfdml.training.run_data import make_sampler, make_transforms
 
@@ -54,6 +55,11 @@ def test_flag_files_take_nothing_from_a_recipe_and_small_runs_hold_classes_out()
             } <= set(flags)
 
 
+def test_the_objectives_of_every_flag_file_have_the_arguments_that_it_names():
+    for text in {str(written_in(path, run_dir="unused").objectives) for path in CONFIGS}:
+        assert build_objectives(text, 5)
+
+
 # What the papers print: Recall@1 in percent, settings, and the factor and arguments of each term.
 JRD = {
     "learning_rate": 1e-4,
@@ -86,6 +92,8 @@ RANKMI_SMALL = {**RANKMI, "classes_per_batch": 24, "images_per_class": 5}
 RANKMI_LARGE = {**RANKMI, "classes_per_batch": 60, "images_per_class": 2}
 MARGIN = {"rank_mi": (1, {"margin": 0.2, "statistics_steps": 1, "weight_decay": 1e-4})}
 TRIPLET = {"triplet": (0.0079365, {"margin": 0.1}), "ecaml": (0.02, {})}
+BOUNDARIES = {"learned_margin": (1, {"alpha": 0.2, "beta": 1.2})}
+DATA_SETS = ("cub", "cars", "sop", "inshop")
 SQUARED = {"triplet": (1, {"margin": 0.1, "distance": "sqeuclidean"})}
 
 
@@ -140,6 +148,9 @@ PRINTED = {
     "baselines/cars_triplet": (68.3, {}, SQUARED),
     "baselines/sop_triplet": (57.9, {}, SQUARED),
     "baselines/inshop_triplet": (64.4, {}, SQUARED),
+    **{f"baselines/{name}_margin": (None, {}, BOUNDARIES) for name in DATA_SETS},
+    "small/cars_am_softmax": (None, {}, {"am_softmax": _jrd(0.1, 1)["am_softmax"]}),
+    "small/cars_jrd": (None, {}, _jrd(0.1, 1)),
 }
 
 
@@ -210,7 +221,8 @@ def takes_a_step(experiment, characters):
 
 
 def of_characters(path, size, **changes):
-    """The experiment of a flag file, on characters of a smaller size and an untrained network."""
+    """The experiment of a flag file, on characters of a smaller size, an untrained network, and
+    moments of fewer dimensions."""
     written = written_in(path, run_dir="unused")
     resize = max(size, size * written.resize // written.image_size)
     # A random network with frozen BatchNorm would answer every image with nearly zero.
@@ -220,6 +232,7 @@ def of_characters(path, size, **changes):
         "image_size": size,
         "resize": resize,
         "batch_norm": "train",
+        "objectives": str(written.objectives).replace("dim=8192", "dim=128"),
     }
     return dataclasses.replace(written, **tiny, **changes)
 
@@ -257,9 +270,7 @@ def first_of_each_step():
 def test_an_experiment_takes_a_step_on_a_small_network(path, characters):
     """All that it says but its network, each of which
     `test_a_network_of_the_experiments_takes_a_step` tries."""
-    experiment = of_characters(path, 32, backbone="conv4(width=16)")
-    objectives = str(experiment.objectives).replace("dim=8192", "dim=128")
-    takes_a_step(dataclasses.replace(experiment, objectives=objectives), characters)
+    takes_a_step(of_characters(path, 32, backbone="conv4(width=16)"), characters)
 
 
 def first_of_each_network():
