@@ -3,10 +3,12 @@
 import ast
 import pathlib
 
+import numpy as np
 import pytest
 
 import tfdml
 from tests.support.processes import run_python
+from tfdml.version import installed
 
 
 def test_importing_the_package_imports_no_part_of_it():
@@ -31,6 +33,10 @@ def test_keras_finds_the_classes_of_a_saved_model(words):
 
 def test_the_mathematics_works_without_what_the_platform_needs():
     assert "trains without PIL" in run_python("-m", "tests.support.mathematics_alone").stdout
+
+
+def test_versions_are_those_of_the_packages_that_are_installed():
+    assert installed(("numpy", "no-such-package")) == {"numpy": np.__version__}
 
 
 def test_nothing_is_unpickled():

@@ -1,6 +1,7 @@
 """A retriever that the tests of searching and of serving share."""
 
 import dataclasses
+import json
 import pathlib
 
 import numpy as np
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tests.export.networks import picture, small_embedder
 from tfdml.data import EncodedImages, ImageDataset
+from tfdml.embeddings.model_card import CARD, view_of
 from tfdml.evaluation import Basis, Calibration
 from tfdml.evaluation.intervals import Interval
 from tfdml.export import Retriever, write_saved_model
@@ -49,7 +51,11 @@ def shop_dataset(images):
 @pytest.fixture(scope="session")
 def shop(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shop")
-    write_saved_model(small_embedder(), folder / "embedder" / "1", LIMIT)
+    embedder = small_embedder()
+    write_saved_model(embedder, folder / "embedder" / "1", LIMIT)
+    artifacts = {"litert": {"files": {}}}
+    card = {"run": "of the shop", "view": view_of(embedder), "artifacts": artifacts}
+    (folder / "embedder" / "1" / CARD).write_text(json.dumps(card))
     images = tuple(
         picture(seed, 40 + seed, 80 - seed, "PNG" if seed % 4 == 0 else "JPEG")
         for seed in range(12)

@@ -16,7 +16,7 @@ from tests.export.networks import picture, small_embedder
 from tfdml import names
 from tfdml.data import EncodedImages, ImageDataset, load
 from tfdml.embeddings.backends import SavedModelEmbedder
-from tfdml.embeddings.model_card import view_of
+from tfdml.embeddings.model_card import CARD, view_of
 from tfdml.errors import UserError
 from tfdml.evaluation import calibrate
 from tfdml.export import Retriever, RetrieverItems
@@ -106,6 +106,11 @@ def test_all_forms_of_a_query_find_the_same(shop, retriever, tmp_path):
     assert everything.ids[0, 12:].tolist() == [None] * 88
     assert np.isinf(everything.distances[0, 12:]).all()
     assert not everything.columns["accepted"][0, 12:].any()
+
+
+def test_the_card_of_the_embedder_stays_with_it_but_for_other_files(shop):
+    card = json.loads((shop.retriever / "1" / CARD).read_text())
+    assert (card["run"], card["artifacts"]) == ("of the shop", {})
 
 
 def test_a_retriever_is_a_gallery(shop, retriever, caplog):

@@ -9,6 +9,7 @@ from keras import ops
 
 from tests.models.networks import images, tiny_embedder, values
 from tests.support.mathematics import assert_close, random_batch, value_and_gradients
+from tests.support.played_replicas import play
 from tfdml import losses, objectives
 from tfdml.layers.vectors import draw_classes
 from tfdml.models import MetricLearner
@@ -73,6 +74,20 @@ def test_a_sampled_loss_is_that_of_the_drawn_columns(name):
     assert_close(value, loss(columns, ops.take(every, classes, axis=1)))
     # All classes are compared in evaluation.
     assert_close(sampled({"embedding": x}, LABELS), dense({"embedding": x}, LABELS))
+
+
+def test_replicas_draw_the_same_classes_of_which_the_whole_batch_has_its_own():
+    _, x = random_batch(3, len(LABELS), 4, 5)
+    objective = objective_of(losses.AMSoftmaxLoss(), 0.4)
+    before = ops.convert_to_numpy(objective.draws)
+
+    def drawn(labels, x):
+        objective.draws.assign(before)
+        return objective.represent_labeled({"embedding": x}, labels, training=True)
+
+    whole, parts = drawn(LABELS, x), play(drawn, (LABELS[:5], x[:5]), (LABELS[5:], x[5:]))
+    for name, value in whole.items():
+        assert_close(np.concatenate([part[name] for part in parts]), value)
 
 
 def seed_at(state):
