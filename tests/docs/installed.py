@@ -4,6 +4,7 @@ data."""
 from __future__ import annotations
 
 import pathlib
+import re
 import shlex
 
 from tests.docs.pages import ROOT, blocks, command_of, joined_lines
@@ -20,23 +21,13 @@ PAGES = (
     "docs/two_hosts.md",
     "export/README.md",
 )
-#: Lines that are not run, by what they hold, and why.
-NOT_RUN = {
-    "pip install": "fetches packages; the wheel is installed before",
-    "make ": "is of a checkout",
-    "client.py": "is of a checkout, and needs a server",
-    "curl ": "needs a server",
-    "tensorflow_model_server": "is a server",
-    "--known=": "needs folders of visits and of strangers; tests/cli/test_evaluate.py has some",
-    "--watch=": "needs the queries of two weeks; tests/cli/test_evaluate.py has some",
-    "--set_pairs=": "needs templates of classes; tests/cli/test_evaluate.py has some",
-    "tfdml serve": "is a server; tests/web asks one",
-    "docker ": "starts a server",
-    "kubectl ": "starts a server",
-    "ray://": "needs a cluster; tests/cluster trains on a local one",
-    "RAY_AUTH_MODE": "is of a cluster",
-    "ray start": "is of a cluster",
-}
+#: What lines hold that are not run: they install, are of a checkout, start or ask a server, are of
+#: a Ray cluster (tests/cluster has one), or need images that tests/cli/test_evaluate.py has.
+NOT_RUN = re.compile(
+    r"pip install|make |client\.py|curl |tensorflow_model_server|tfdml serve|docker |kubectl |"
+    r"ray://|ray start|RAY_AUTH_MODE|--known=|--watch=|--set_pairs="
+)
+# What pages start from, by what `finished` has.
 _LINKS = {
     "runs/cars": "runs/glyphs",
     "runs/cars_jrd": "runs/glyphs",
@@ -45,7 +36,6 @@ _LINKS = {
 # Put behind a command that trains or audits; the last value of a flag counts.
 FEW_STEPS = "--classes_per_batch=2 --images_per_class=2 --epochs=1 --steps_per_epoch=2"
 SMALL = "--backbone=conv4(width=8) --weights=none --resize=32 --image_size=28"
-SHORT = f"{SMALL} --batch_norm=train"
 
 
 def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
@@ -63,21 +53,16 @@ def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
 def commands(page: str) -> list[list[str]]:
     """Return the subcommands of a page, made small."""
     name, _, section = page.partition("#")
-    result = []
+    lines = []
     for block in blocks(ROOT / name):
+        is_shell = block.language in ("", "bash") and section in ("", block.heading)
         # Two hosts: tests/training/worker_runs.py trains with several processes.
-        if block.language not in ("", "bash") or "TF_CONFIG" in block.code:
-            continue
-        for text in map(command_of, joined_lines(block.code)):
-            if section not in ("", block.heading) or any(part in text for part in NOT_RUN):
-                continue
-            if text.startswith("tfdml"):
-                result.append(made_small(shlex.split(text)[1:]))
-            else:
-                assert not text or text.startswith(("#", "--")), (
-                    f"{page}: neither run nor named: {text}"
-                )
-    return result
+        if is_shell and "TF_CONFIG" not in block.code:
+            lines += map(command_of, joined_lines(block.code))
+    lines = [line for line in lines if line and not NOT_RUN.search(line)]
+    others = [line for line in lines if not line.startswith(("tfdml", "#", "--"))]
+    assert not others, f"{page}: neither run nor named: {others}"
+    return [made_small(shlex.split(line)[1:]) for line in lines if line.startswith("tfdml")]
 
 
 def made_small(words: list[str]) -> list[str]:
@@ -88,7 +73,8 @@ def made_small(words: list[str]) -> list[str]:
         words += SMALL.split()
     # A final model has the settings of the measured run.
     elif words[0] == "train" and "--final_of" not in given:
-        network = "--image_size=32 --resize=36" if "hub:" in given else SHORT
+        own = f"{SMALL} --batch_norm=train"
+        network = "--image_size=32 --resize=36" if "hub:" in given else own
         words += f"{network} {FEW_STEPS}".split()
     on_glyphs = "quickstart.flags" in given or "--dataset=glyphs" in given
     if words[0] in ("train", "embed") and on_glyphs:

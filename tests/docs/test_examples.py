@@ -64,31 +64,21 @@ def _digits(number: str) -> int:
     return len(mantissa.partition(".")[2]) - int(exponent or 0)
 
 
-@pytest.fixture(scope="module")
-def names():
-    return stand_ins.names()
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    return tmp_path_factory.mktemp("kept")
-
-
 @pytest.mark.parametrize(
     "module",
     [pytest.param(name, marks=[pytest.mark.slow] * name.startswith(SLOW)) for name in MODULES],
 )
-def test_docstring_examples(module, names, kept, tmp_path, monkeypatch):
-    lines = [line.lstrip() for line in MODULES[module].read_text().splitlines()]
-    text = "\n".join(line for line in lines if line.startswith((">>>", "...")))
-    stand_ins.write_named(text, tmp_path, names, kept)
+def test_docstring_examples(module, tmp_path, monkeypatch):
+    lines = re.findall(r"^ *(?:>>>|\.\.\.) .*", MODULES[module].read_text(), re.MULTILINE)
+    stand_ins.write_named("\n".join(lines), tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(VARIABLE, "")  # what an example allows is not for other tests
     name = f"tfdml.{module}".removesuffix(".__init__")
     imported, report = importlib.import_module(name), []
     finder, checker = doctest.DocTestFinder(), NumberChecker()
+    given = {**stand_ins.names(), **vars(imported)}
     with stand_ins.small_world():
-        for example in finder.find(imported, name, globs={**names, **vars(imported)}):
+        for example in finder.find(imported, name, globs=given):
             runner = doctest.DocTestRunner(checker, verbose=False, optionflags=doctest.ELLIPSIS)
             runner.run(example, out=report.append, clear_globs=False)
     assert not report, "".join(report)
@@ -111,25 +101,21 @@ def test_the_example_of_readme_is_five_statements():
 
 
 @pytest.fixture(scope="module")
-def names_of_pages(names):
-    return stand_ins.names_of_pages(names)
-
-
-@pytest.fixture(scope="module")
-def folder(names, kept, tmp_path_factory):
+def folder(tmp_path_factory):
     """A folder with the files that the pages name."""
     folder = tmp_path_factory.mktemp("pages")
-    text = "\n".join(block.code for found in PYTHON.values() for block in found)
-    stand_ins.write_named(text, folder, names, kept)
+    stand_ins.write_named(
+        "\n".join(block.code for found in PYTHON.values() for block in found), folder
+    )
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PYTHON)
-def test_python_of_pages(page, names_of_pages, folder, monkeypatch):
+def test_python_of_pages(page, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    shared = dict(names_of_pages)
-    with stand_ins.small_world(names_of_pages):
+    shared = dict(stand_ins.names())
+    with stand_ins.small_world():
         for block in PYTHON[page]:
             if block.runs:
                 exec(compiled(block), shared)  # the pages are ours

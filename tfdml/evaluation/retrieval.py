@@ -552,7 +552,7 @@ def evaluate_dataset(embeddings: Any, dataset: ImageDataset, **options: Any) -> 
 
     Example:
         >>> evaluate_dataset(embeddings, test, ks=(1, 10))["recall@1"]
-        0.555
+        0.668
     """
     arguments = dataset_protocol(embeddings, dataset)
     benchmark, pairs = getattr(dataset, "protocol", None), getattr(dataset, "pairs", None)

@@ -38,7 +38,7 @@ class GradientProbe:
         >>> images, labels = next(iter(batches))
         >>> values, embeddings = GradientProbe(learner)(images, labels)
         >>> sorted(values["gradient_norm"])
-        ['backbone', 'projection']
+        ['backbone', 'objectives', 'projection']
     """
 
     def __init__(self, learner: MetricLearner):
