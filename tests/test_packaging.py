@@ -157,16 +157,24 @@ def test_the_wheel_works_in_an_empty_environment(environment, tmp_path):
     assert (tmp_path / "serving" / "client.py").is_file()
 
 
+def run_command(program, folder, words, server=None):
+    """Run a program in a folder, as a fork of a server that has imported what it needs."""
+    done = fork_server.run(program, *words, cwd=folder, timeout=600, server=server)
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+
+
 @pytest.fixture(scope="module")
 def tfdml(environment):
-    """Run the installed command in a folder; returns what it prints."""
-    return lambda folder, *words: _run(str(environment / "bin" / "tfdml"), *words, cwd=folder)
+    """Run the installed command in a folder."""
+    modules = ("tensorflow", "keras", "faiss", "sklearn.metrics")
+    server = fork_server.start_in(environment / "bin" / "python", modules)
+    yield lambda folder, *words: run_command(environment / "bin" / "tfdml", folder, words, server)
+    server.close()
 
 
 def forked(folder, *words):
-    """Run the command of the checkout in a folder; its imports are made once."""
-    done = fork_server.run("tfdml", *words, cwd=folder, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
+    """Run the command of the checkout in a folder."""
+    run_command("tfdml", folder, words)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ TensorFlow and not used it."""
 import atexit
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import runpy
@@ -22,32 +23,49 @@ def start(context):
     `"spawn"` from any other."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context(context).Process
-    process(target=_serve, args=(theirs, ours), daemon=True).start()
+    process(target=_serve_checkout, args=(theirs, ours), daemon=True).start()
     _SERVERS.append(ours)
 
 
-def run(name, *flags, cwd=ROOT, timeout=300):
-    """Run `bin/<name>`, or the program at a path, with flags.
+def start_in(python, modules):
+    """Start a server in another environment, which sees nothing of the checkout; returns the
+    connection to it."""
+    ours, theirs = multiprocessing.Pipe()
+    command = [python, "-I", __file__, str(theirs.fileno()), *modules]
+    subprocess.Popen(command, pass_fds=[theirs.fileno()])
+    theirs.close()
+    return ours
+
+
+def run(name, *flags, cwd=ROOT, timeout=300, server=None):
+    """Run `bin/<name>`, or the program at a path, with flags, by a server of another environment
+    where one is given.
 
     Returns:
         The finished process, killed by SIGALRM where it took too long.
     """
-    if not _SERVERS:
+    if server is None and not _SERVERS:
         start("spawn")
+    server = server or _SERVERS[0]
     command = [str(ROOT / "bin" / name), *map(str, flags)]
     with tempfile.TemporaryDirectory() as folder:
         paths = [pathlib.Path(folder, name) for name in ("out", "err")]
-        _SERVERS[0].send((command, cwd, paths, timeout))
-        status = _SERVERS[0].recv()
+        server.send((command, cwd, paths, timeout))
+        status = server.recv()
         out, err = (path.read_text() for path in paths)
     return subprocess.CompletedProcess(command, status, out, err)
 
 
-def _serve(connection, other_end):
-    """Run each command in a fork, until the process that asks has ended."""
+def _serve_checkout(connection, other_end):
     other_end.close()
+    _serve(connection, ["tests.support.imported"])
+
+
+def _serve(connection, modules):
+    """Run each command in a fork, until the process that asks has ended."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    importlib.import_module("tests.support.imported")
+    for module in modules:
+        importlib.import_module(module)
     while True:
         try:
             request = connection.recv()
@@ -73,3 +91,7 @@ def _become(command, cwd, paths, timeout):
     finally:
         atexit._run_exitfuncs()
     sys.exit()
+
+
+if __name__ == "__main__":
+    _serve(multiprocessing.connection.Connection(int(sys.argv[1])), sys.argv[2:])
