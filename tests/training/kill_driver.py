@@ -3,11 +3,13 @@ process.
 
     python -m tests.training.kill_driver '[{"flags": [...], "kill": [...]}, ...]'
 
-Each is forked from one process that has TensorFlow loaded and the images drawn, but not begun to
-compute, and trains eagerly. Prints what became of each: its exit status, or the number of the
-signal that ended it, negative. A run that has begun is resumed.
+Each is forked from one process that has its backend loaded and the images drawn, but not begun to
+compute; on TensorFlow it trains eagerly. Prints what became of each: its exit status, or the number
+of the signal that ended it, negative. A run that has begun is resumed. One with `environments` is
+trained by several processes at once, each with variables of its own.
 """
 
+import atexit
 import fnmatch
 import functools
 import json
@@ -15,12 +17,14 @@ import os
 import signal
 import sys
 
+import keras
 import pytest
 
 import tfdml.cli.command_line
 import tfdml.export
 import tfdml.report
 import tfdml.training
+from tests.support import processes
 from tests.training.stopping import run_eagerly
 from tfdml.cli import train
 from tfdml.data.readers import glyphs
@@ -47,27 +51,41 @@ def _kill_at(when: str, pattern: str, nth: int) -> None:
     os.replace = replace
 
 
-def _one(flags: list[str], kill: list | None = None) -> int:
+def _fork(flags: list[str], kill: list | None, environment: dict[str, str]) -> int:
+    """Return the process that trains this run, or resumes it."""
     run_dir = next(flag.partition("=")[2] for flag in flags if flag.startswith("--run_dir="))
     if os.path.exists(os.path.join(run_dir, "flags.txt")):
         flags = [f"--run_dir={run_dir}", "--resume"]
-    child = os.fork()
-    if child == 0:
+
+    def train_run() -> None:
+        os.environ.update(environment)
         if kill:
             _kill_at(*kill)
         try:
             tfdml.cli.command_line.run(train.COMMAND, flags)
-        except SystemExit as ended:
-            sys.stdout.flush()
-            os._exit(int(ended.code or 0))
         finally:
-            os._exit(70)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            atexit._run_exitfuncs()  # processes that train together leave together
+
+    return processes.fork(train_run)
+
+
+def _statuses(flags: list[str], kill: list | None = None, environments=({},)) -> list[int]:
+    """Return how each process of a run ended."""
+    return processes.wait([_fork(flags, kill, environment) for environment in environments])
+
+
+def drive(runs: list[dict], **environment: str) -> tuple[list[int], str]:
+    """Return how each process of these runs ended, and what they wrote to their second stream."""
+    words = ("-m", "tests.training.kill_driver", json.dumps(runs))
+    done = processes.run_python(*words, environment=environment)
+    return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
 
 
 if __name__ == "__main__":
-    run_eagerly(pytest.MonkeyPatch())
+    if keras.backend.backend() == "tensorflow":
+        run_eagerly(pytest.MonkeyPatch())
     glyphs.draw = functools.cache(glyphs.draw)
     for split in glyphs.split_characters():
         glyphs.read(split=split, images_per_class=4, size=32)  # those of TINY
-    print("ENDED" + json.dumps([_one(**run) for run in json.loads(sys.argv[1])]))
+    ended = [status for run in json.loads(sys.argv[1]) for status in _statuses(**run)]
+    print("ENDED" + json.dumps(ended))

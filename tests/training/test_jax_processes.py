@@ -4,32 +4,18 @@ kill."""
 import os
 import shutil
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from tests.cli.conftest import TINY
-from tests.support import fork_server, marks
-from tests.support.fork_server import ROOT
-from tests.training import method_steps
+from tests.support import fork_server
+from tests.support.marks import JAX
+from tests.support.processes import run_python
+from tests.training import kill_driver, method_steps
 
 pytest.importorskip("jax")
 pytestmark = pytest.mark.slow
-
-JAX = {**marks.JAX, "TF_CPP_MIN_LOG_LEVEL": "3"}
-
-
-def finished(*processes):
-    for process in processes:
-        out = process.communicate(timeout=400)[0]
-        assert process.returncode == 0, out[-3000:]
-
-
-def start(*command, environment=JAX):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([sys.executable, *command], cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +27,7 @@ def first():
 def on_jax(first, tmp_path_factory):
     path = tmp_path_factory.mktemp("methods") / "steps.npz"
     np.savez(path, **first)
-    finished(start("-m", "tests.training.method_steps", str(path)))
+    run_python("-m", "tests.training.method_steps", path, environment=JAX)
     return dict(np.load(path))
 
 
@@ -71,18 +57,6 @@ TOGETHER = [
     "--steps_per_epoch=6",
     "--steps_per_execution=2",
 ]
-KILLED = """
-import os, signal, sys
-replace = os.replace
-def kill_after(source, target):
-    replace(source, target)
-    if str(target).endswith(("step-00000003.npz", "step-00000004.npz")):
-        os.kill(os.getpid(), signal.SIGKILL)
-os.replace = kill_after
-from tfdml.cli import train
-from tfdml.cli.command_line import run
-run(train.COMMAND, sys.argv[1:])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -90,32 +64,34 @@ def folders(tmp_path_factory):
     """Of an uninterrupted run; of one killed within its epoch and resumed; of two processes that
     resume it together."""
     folder = tmp_path_factory.mktemp("runs")
-    environment = {**JAX, "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
-    environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    train = ("bin/train",)
-    for name, flags in (("", RUN), ("drawn ", TOGETHER)):
-        finished(
-            start(*train, *flags, f"--run_dir={folder / f'{name}whole'}", environment=environment)
-        )
-        resumed = folder / f"{name}resumed"
-        killed = start("-c", KILLED, *flags, f"--run_dir={resumed}", environment=environment)
-        out = killed.communicate(timeout=400)[0]
-        assert killed.returncode == -signal.SIGKILL, out[-3000:]
-        if not name:
-            shutil.copytree(resumed, folder / "together")
-        finished(start(*train, "--resume", f"--run_dir={resumed}", environment=environment))
-    port = 20000 + os.getpid() % 20000
+
+    def run(name, flags, **options):
+        return {"flags": [*flags, f"--run_dir={folder / name}"], **options}
+
+    # Of several steps an execution the fourth is the first that is kept.
+    kill = ["after", "step-0000000[34].npz", 1]
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    begun = [
+        run("whole", RUN),
+        run("resumed", RUN, kill=kill),
+        run("drawn whole", TOGETHER),
+        run("drawn resumed", TOGETHER, kill=kill),
+        run("drawn resumed", TOGETHER),
+    ]
+    status, errors = kill_driver.drive(begun, **{**JAX, **cache})
+    assert status == [0, -signal.SIGKILL, 0, -signal.SIGKILL, 0], errors[-3000:]
+    shutil.copytree(folder / "resumed", folder / "together")
     cluster = {
-        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{port}",
+        "KERAS_DISTRIBUTION_JOB_ADDRESSES": f"localhost:{20000 + os.getpid() % 20000}",
         "KERAS_DISTRIBUTION_NUM_PROCESSES": "2",
     }
-    resume = (*train, "--resume", f"--run_dir={folder / 'together'}")
-    finished(
-        *[
-            start(*resume, environment=JAX | cluster | {"KERAS_DISTRIBUTION_PROCESS_ID": str(i)})
-            for i in (0, 1)
-        ]
-    )
+    two = [{**cluster, "KERAS_DISTRIBUTION_PROCESS_ID": str(index)} for index in (0, 1)]
+    ended = [run("resumed", RUN), run("together", RUN, environments=two)]
+    status, errors = kill_driver.drive(ended, **{**JAX, **cache})
+    assert status == [0, 0, 0], errors[-3000:]
     return folder
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import tfdml  # noqa: F401  (registers the classes that a saved embedder names)
 from tests.cli.conftest import TINY
-from tests.support.processes import run_python
+from tests.training.kill_driver import drive
 from tests.training.runs import embedder, records
 
 # The last epoch counts; with all but a report.
@@ -49,12 +49,6 @@ MOMENTS = {
         ["half of", "index.html", 1],
     ],
 }
-
-
-def drive(runs):
-    """What became of runs; see `kill_driver`."""
-    done = run_python("-m", "tests.training.kill_driver", json.dumps(runs))
-    return json.loads(done.stdout.partition("ENDED")[2]), done.stderr
 
 
 @pytest.fixture(scope="module")
