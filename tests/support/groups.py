@@ -1,5 +1,5 @@
-"""Runs the tests by folder, two at a time: each is a fork of a process that has imported what most
-of them import, and shows what it printed when it ends.
+"""Runs the tests by folder, three at a time: each is a fork of a process that has imported what
+most of them import, and shows what it printed when it ends.
 
     python -m tests.support.groups "not slow" [GROUP ...]
 """
@@ -17,19 +17,11 @@ from tests.support import fork_server, imported  # noqa: F401
 from tests.support.processes import fork
 
 TESTS = fork_server.ROOT / "tests"
+# On two cores: a third fills the time in which tests wait, for Ray, servers and other processes.
+LANES = 3
 # The longest first; "" are the files that lie in no folder.
-LONGEST = (
-    "",
-    "models",
-    "objectives",
-    "docs",
-    "training",
-    "export",
-    "losses",
-    "data",
-    "cli",
-    "cluster",
-)
+LONGEST = ("training", "docs", "models", "", "objectives", "losses", "cli", "data", "cluster")
+LONGEST += ("export",)
 GROUPS = {**dict.fromkeys(LONGEST), **dict.fromkeys(p.parent.name for p in TESTS.glob("*/test_*"))}
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in
 # every process.
@@ -55,7 +47,7 @@ def main(marks, groups):
     waiting, running, failed = list(groups), {}, False
     with contextlib.ExitStack() as logs:
         while waiting or running:
-            if waiting and len(running) < 2:
+            if waiting and len(running) < LANES:
                 log = logs.enter_context(tempfile.TemporaryFile("w+", errors="replace"))
                 group = waiting.pop(0)
                 running[fork(run, group, marks, log)] = group, log
