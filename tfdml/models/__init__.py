@@ -3,6 +3,7 @@
 from tfdml.models.embedder import Embedder as Embedder
 from tfdml.models.embedder import Head as Head
 from tfdml.models.ensemble import AttentionEnsemble as AttentionEnsemble
+from tfdml.models.interpolation import interpolate as interpolate
 from tfdml.models.learner import MetricLearner as MetricLearner
 from tfdml.models.reduced import MomentEmbedder as MomentEmbedder
 from tfdml.models.reduced import StackedEmbedder as StackedEmbedder
