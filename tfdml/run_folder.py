@@ -34,6 +34,7 @@ METRICS_FILE = "metrics.jsonl"
 RESULT_FILE = "result.json"
 QUERIES_FILE = "queries.npz"
 EMBEDDER_FILE = "embedder.keras"
+START_FILE = "start.keras"
 MOMENTS_FILE = "moments.keras"
 TEXT_EMBEDDER_FILE = "text_embedder.keras"
 WATCH_FILE = "watch.json"
@@ -102,7 +103,7 @@ class RunFolder:
         flags.txt  data.json  environment.json  metrics.jsonl  result.json  queries.npz
     checkpoints/  embedder.keras
          tensorboard/  report/index.html
-        and, where they apply, moments.keras  text_embedder.keras  watch.json
+        and, where they apply, moments.keras  text_embedder.keras  start.keras  watch.json
 
     Args:
         path: The folder, a local one.
@@ -119,6 +120,7 @@ class RunFolder:
         self.queries = self.path / QUERIES_FILE
         self.checkpoints = self.path / "checkpoints"
         self.embedder = self.path / EMBEDDER_FILE
+        self.start = self.path / START_FILE
         self.moments = self.path / MOMENTS_FILE
         self.text_embedder = self.path / TEXT_EMBEDDER_FILE
         self.tensorboard = self.path / "tensorboard"

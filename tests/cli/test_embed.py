@@ -71,3 +71,25 @@ def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, command, 
     assert command("embed", *flags).returncode == 0
     assert command("embed", *flags, "--split=test").returncode == 2
     assert content(tmp_path / "x") == content(embedded)
+
+
+def test_images_that_an_audit_drops_are_left_out(commands, tmp_path):
+    commands.write_noise(tmp_path / "photos", "abcd", 3)
+    commands.write_embedder(tmp_path / "model.keras")
+    drops = tmp_path / "audit.csv"
+    drops.write_text("image,action\na/1.png,drop\nd/0.png,drop\nd/2.png,keep\n")
+    flags = [f"--model={tmp_path}/model.keras", "--dataset=folder", f"--data_dir={tmp_path}/photos"]
+    every = [*flags, "--split=all", f"--drop={drops}"]
+    status, _, errors = commands.run("embed", *every, f"--out={tmp_path}/out")
+    assert status == 0, errors
+    names = {f"{label}/{row}.png" for label in "abcd" for row in range(3)}
+    stored = read_embeddings(tmp_path / "out")
+    assert set(stored.images.names) == names - {"a/1.png", "d/0.png"}
+    assert set(stored.images.roles) == {"train", "test"}
+    status, _, errors = commands.run("embed", *flags, f"--drop={drops}", f"--out={tmp_path}/part")
+    assert status == 2
+    assert "split=all" in errors
+    drops.write_text("image,action\na/9.png,drop\n")
+    status, _, errors = commands.run("embed", *every, f"--out={tmp_path}/other")
+    assert status == 2
+    assert "a/9.png" in errors

@@ -7,6 +7,7 @@ import pytest
 from tests.models.networks import SIZE, images, tiny_embedder
 from tfdml.embeddings.backends import load_embedder
 from tfdml.models import Embedder, interpolate
+from tfdml.models.interpolation import SHARES, choose_share
 
 
 def built(seed, embedding_dim=4, **options):
@@ -69,3 +70,36 @@ def test_other_networks_and_shares_are_refused():
         interpolate(tiny, one, 0.5, backbone_alone=True)
     with pytest.raises(ValueError, match="must be built"):
         interpolate(one, tiny_embedder(), 0.5)
+
+
+def test_statistics_are_estimated_on_batches():
+    one, other = built(0, batch_norm="train"), built(1, batch_norm="train")
+    batches = [images(seed) for seed in (1, 2, 3)]
+    merged = interpolate(one, other, 0.5, batches=batches)
+    maps = [merged.backbone.layers[0](merged.input_scaling(batch)) for batch in batches]
+    means = np.mean([np.mean(batch_maps, axis=(0, 1, 2)) for batch_maps in maps], axis=0)
+    variances = np.mean([np.var(batch_maps, axis=(0, 1, 2)) for batch_maps in maps], axis=0)
+    norm = merged.backbone.layers[1]
+    np.testing.assert_allclose(norm.moving_mean, means, rtol=1e-4)
+    np.testing.assert_allclose(norm.moving_variance, variances, rtol=1e-4)
+    assert norm.momentum == other.backbone.layers[1].momentum
+    kernels = [np.asarray(model.backbone.layers[0].kernel) for model in (one, merged, other)]
+    np.testing.assert_allclose(kernels[1], (kernels[0] + kernels[2]) / 2, rtol=1e-6)
+    with pytest.raises(ValueError, match="leave out batches"):
+        interpolate(built(0), built(1), 0.5, batches=batches)
+
+
+def choose(targets, seconds):
+    """The share of metrics of the target and the second data set, in the order of shares."""
+    metrics = iter(zip(targets, seconds, strict=True))
+    one = built(0)
+    share, by_share = choose_share(one, one, lambda _: next(metrics))
+    assert list(by_share) == [0.0, *SHARES, 1.0]
+    return share
+
+
+def test_the_share_keeps_most_of_both():
+    assert choose([0.4, 0.5, 0.7, 0.85, 0.88, 0.9], [0.5, 0.5, 0.49, 0.48, 0.42, 0.4]) == 0.75
+    learned_nothing = [0.4, 0.5, 0.7, 0.6, 0.5, 0.4]
+    assert choose(learned_nothing, [0.5, 0.5, 0.49, 0.48, 0.42, 0.4]) == 1
+    assert choose([0.4, 0.5, 0.7, 0.85, 0.88, 0.9], [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]) == 1

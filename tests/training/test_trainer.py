@@ -23,12 +23,14 @@ from tests.training.stopping import (
 )
 from tfdml.cli.model_flags import check_ended
 from tfdml.data import NeighborSampler, PairList
+from tfdml.embeddings.backends import load_keras_model
 from tfdml.errors import UserError
 from tfdml.evaluation.views import ViewItems
 from tfdml.io.files import write_json
 from tfdml.retrieval import confusable_classes
-from tfdml.run_folder import RunFolder, list_checkpoints
+from tfdml.run_folder import EMBEDDER_FILE, RESULT_FILE, START_FILE, RunFolder, list_checkpoints
 from tfdml.training import build, callbacks, checkpoints, trainer
+from tfdml.training.choices import Interpolation
 from tfdml.training.interruption import SIGNALS, Interrupted
 from tfdml.training.results import Evaluator
 from tfdml.training.run_data import load_splits
@@ -422,3 +424,38 @@ def test_a_second_data_set_is_measured_before_and_after(tmp_path, monkeypatch):
     assert result["metrics_also"]["recall@1"] == pytest.approx(last["also"]["recall@1"])
     assert result["metrics_also"] != result["metrics_also_before"]
     assert result["metrics_features"] == first["features"]
+
+
+def weights_of(path):
+    """The backbone's and the projection's weights of a file."""
+    model = load_keras_model(path)
+    return model.backbone.get_weights(), model.dense.get_weights()
+
+
+@pytest.mark.parametrize("head", ["linear", "whitened"])
+def test_weights_between_start_and_end_are_kept(head, tmp_path):
+    train(tmp_path / "end", head=head)
+    result = train(tmp_path / "between", head=head, interpolate="0.25")
+    start, between = (weights_of(tmp_path / "between" / f) for f in (START_FILE, EMBEDDER_FILE))
+    end = weights_of(tmp_path / "end" / EMBEDDER_FILE)
+    # A random projection means nothing at the start.
+    shares = 0.25, 1 if head == "linear" else 0.25
+    for share, *arrays in zip(shares, start, end, between, strict=True):
+        for one, other, kept in zip(*arrays, strict=True):
+            np.testing.assert_allclose(kept, (1 - share) * one + share * other, atol=1e-6)
+    assert result["interpolation"]["share"] == 0.25
+    assert "0.25" in result["selection"]
+
+
+def test_the_share_is_chosen_by_held_out_classes_and_a_second_data_set(tmp_path, monkeypatch):
+    also = runs.noise("test", 5, 7)
+    monkeypatch.setattr(runs, "SPLITS", dataclasses.replace(runs.SPLITS, also=also))
+    with pytest.raises(UserError, match="interpolate=auto"):
+        runs.experiment(tmp_path / "run", interpolate="auto")
+    settings = {"interpolate": "auto", "also_measure": "folder:also", "holdout_classes": 0.4}
+    run = tmp_path / "run"
+    result = train(run, **settings)
+    interpolation = result["interpolation"]
+    assert interpolation["metrics"][interpolation["share"]][1] == result["metrics_also"]["map@r"]
+    assert json.loads((run / RESULT_FILE).read_text())["interpolation"]["metrics"]
+    assert final_settings(run)["interpolate"] == Interpolation(interpolation["share"])

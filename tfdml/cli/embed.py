@@ -61,6 +61,11 @@ class EmbedFlags(DataFlags):
         requires=_OF_DATA,
         help="Images of unseen or training classes, or both; or one role of the test images.",
     )
+    drop: str = option(
+        "",
+        requires="split=all and no input and no texts",
+        help="A CSV file of tfdml audit, maybe edited: images whose action is drop are left out.",
+    )
     input: tuple[str, ...] = option(
         (), paths=True, help="In place of a data set, which images: see above."
     )
@@ -180,6 +185,7 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
     from tfdml.data.images import FileImages
     from tfdml.embeddings.files import ImageTable
     from tfdml.embeddings.passes import EmbeddingPass, images_of
+    from tfdml.training.run_data import leave_out_of_all
 
     sizes = flags.batch_size, flags.rows_per_file
     if flags.input:
@@ -190,6 +196,8 @@ def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:
         return EmbeddingPass([part], images, *sizes, skip_bad=True), about
     selection = data_choice(flags)
     splits = selection.parts(flags.split)
+    if flags.drop:
+        splits = leave_out_of_all(splits, flags.drop, selection.directory)
     images = ImageTable.of(splits, os.path.expanduser(selection.directory))
     options = str(Arguments(selection.options))
     dataset = {"name": selection.name, "options": options, "split": flags.split}

@@ -60,7 +60,7 @@ def freeze_layers(model: Any) -> None:
 def keep_statistics(model: keras.Model, batch_norm: str) -> None:
     """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"`
     none trains."""
-    for layer in _batch_norms(model):
+    for layer in batch_norms(model):
         vars(layer).pop("call", None)
         if batch_norm == "frozen":
             layer.trainable = False
@@ -69,7 +69,8 @@ def keep_statistics(model: keras.Model, batch_norm: str) -> None:
             layer.call = types.MethodType(_call_in_inference, layer)
 
 
-def _batch_norms(model: keras.Model) -> list:
+def batch_norms(model: keras.Model) -> list:
+    """Return the BatchNorm layers of a network."""
     return [
         x for x in workarounds.layers_of(model) if isinstance(x, keras.layers.BatchNormalization)
     ]
@@ -152,7 +153,7 @@ _SHALLOW = 10
 def untrained_batch_norm(embedder: Embedder) -> str:
     """Return what is wrong where a deep backbone keeps the BatchNorm statistics of its creation;
     else an empty text."""
-    layers = [layer for layer in _batch_norms(embedder.backbone) if layer.built]
+    layers = [layer for layer in batch_norms(embedder.backbone) if layer.built]
     if embedder.batch_norm == "train" or len(layers) <= _SHALLOW:
         return ""
     # Statistics that were folded into the layers before leave their shift behind.

@@ -1,5 +1,5 @@
 """The families of choices of a run: `Sampling`, `HoldoutSampling`, `Augmentation`, `Head` and
-`TextBackbone`, with those that there are.
+`TextBackbone`, with those that there are; and `Interpolation`.
 
 What they build is registered next to it: `build_sampler`, `hold_out` and `train_transform` of
 `tfdml.training.run_data`, `projection` and `build_text_embedder` of `tfdml.training.build`.
@@ -8,8 +8,9 @@ What they build is registered next to it: `build_sampler`, `hold_out` and `train
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from tfdml.errors import UserError, user_errors
 from tfdml.expressions import HUB, Arguments, Call
 from tfdml.options import Choice, choice, option
 
@@ -261,3 +262,38 @@ class Vectors(TextBackbone):
     """Stored vectors of texts."""
 
     path: str = option(help="A file or folder of embeddings, in the order of the images.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Interpolation:
+    """How far the weights that are kept lie from the start of a training to its end.
+
+    Attributes:
+        share: 0 .. 1; None: it is measured.
+
+    Example:
+        >>> Interpolation.parse("0.5", "interpolate"), str(Interpolation(None))
+        (Interpolation(share=0.5), 'auto')
+    """
+
+    share: float | None = 1.0
+
+    @classmethod
+    def parse(cls, text: str, argument: str) -> Interpolation:
+        """Parse a share, or auto.
+
+        Raises:
+            UserError: It is neither.
+        """
+        if text.strip() == "auto":
+            return cls(None)
+        wrong = "write auto, or a number of 0 to 1: the share of the end"
+        named: dict[str, Any] = {argument: text}
+        with user_errors(ValueError, wrong, **named):
+            share = float(text)
+        if not 0 <= share <= 1:
+            raise UserError(wrong, **named)
+        return cls(share)
+
+    def __str__(self) -> str:
+        return "auto" if self.share is None else f"{self.share:g}"

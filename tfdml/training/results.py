@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -26,11 +28,13 @@ from tfdml.evaluation.views import evaluate_views
 from tfdml.io.files import write_json
 from tfdml.models import Embedder, MetricLearner, MomentEmbedder
 from tfdml.models.inference import compiled
+from tfdml.models.interpolation import choose_share, interpolate
 from tfdml.results import QueryValues
 from tfdml.run_folder import RunFolder
 from tfdml.training import checkpoints
 from tfdml.training.build import EVALUATION_BATCH, has_orders
 from tfdml.training.checkpoints import TrainingState
+from tfdml.training.choices import Whitened
 from tfdml.training.run_data import Splits, load_splits, make_transforms
 from tfdml.training.settings import (
     PAIR_METRICS,
@@ -417,6 +421,7 @@ _SELECTION = {
     "validation": "the best epoch on held-out training classes",
     "test": "the best epoch on the test classes themselves: the figure is flattered by that choice",
 }
+_INTERPOLATION = "; of its weights {share:g} and of those at the start the rest, {chosen}"
 
 
 def write_results(
@@ -446,13 +451,10 @@ def write_results(
     """
     processes, splits = evaluator.processes, evaluator.splits
     epoch = _restore_selected(experiment, learner, processes, state)
+    interpolation = _interpolate(experiment, learner, evaluator)
     folder = RunFolder(experiment.run_dir)
     if processes.is_chief:
-        warnings = saturation_warnings(
-            state.records, experiment.selection, experiment.selection_metric
-        )
-        for warning in warnings:
-            logging.warning("%s", warning)
+        _warn_of_saturation(experiment, state.records)
         logging.info("the embedder is that of epoch %d", epoch)
         checkpoints.save_embedders(folder, learner)
         if splits.test is not None:
@@ -465,10 +467,13 @@ def write_results(
     if result is None or (experiment.moment_embedder and not folder.moments.is_file()):
         result = _result(experiment, evaluator, embeddings, texts, state.records, epoch)
         result["seconds"] = seconds
+        if interpolation:
+            result["interpolation"] = interpolation
+            result["selection"] += _INTERPOLATION.format(**interpolation)
         if (steps := result["steps"]) < planned:
             result["selection"] += f"; the run was ended after {steps} of {planned} steps"
         # Moments are not saved with the embedder: those of an earlier epoch are gone.
-        is_last = epoch == state.records[-1]["epoch"]
+        is_last = epoch == state.records[-1]["epoch"] and not interpolation
         if is_last and has_orders(learner) and splits.test is not None:
             result["metrics_orders"] = evaluator.moments(learner)
         if experiment.moment_embedder:
@@ -477,6 +482,12 @@ def write_results(
     run = TrainingRun(experiment, result, embeddings=embeddings)
     run.splits = splits
     return run
+
+
+def _warn_of_saturation(experiment: Experiment, records: Records) -> None:
+    selection, metric = experiment.selection, experiment.selection_metric
+    for warning in saturation_warnings(records, selection, metric):
+        logging.warning("%s", warning)
 
 
 def _restore_selected(
@@ -490,6 +501,46 @@ def _restore_selected(
         for weight, value in zip(learner.embedder_weights, state.selected, strict=True):
             assign_here(weight, value)
     return epoch
+
+
+def _interpolate(
+    experiment: Experiment, learner: MetricLearner, evaluator: Evaluator
+) -> dict[str, Any]:
+    """Give a learner the embedder between the start and the end of its training, and return how far
+    it is and what was measured for that; nothing where it is that of the end."""
+    share = experiment.interpolate.share
+    if share == 1:
+        return {}
+    processes = evaluator.processes
+    path = RunFolder(experiment.run_dir).start
+    packed = processes.bytes_of_chief(path.read_bytes)
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, path.name)
+        copy.write_bytes(packed)
+        start = load_keras_model(copy)
+    is_random = not (experiment.start_from or isinstance(experiment.head, Whitened))
+    end = learner.embedder
+    chosen, metrics = "as was asked for", {}
+    if share is None:
+        measure = functools.partial(_measure_forgetting, evaluator)
+        share, metrics = choose_share(start, end, measure, is_random)
+        chosen = "as is best on held-out classes and on the second data set itself"
+    weights = interpolate(start, end, share, is_random).get_weights()
+    for weight, value in zip(end.weights, weights, strict=True):
+        assign_here(weight, value)
+    return {"share": share, "chosen": chosen, "backbone_alone": is_random, "metrics": metrics}
+
+
+def _measure_forgetting(evaluator: Evaluator, embedder: Embedder) -> tuple[float, float]:
+    """Return the metric that selects an epoch on held-out classes and on the second data set."""
+    values = []
+    for name in ("validation", "also"):
+        embeddings = evaluator.embed(embedder, name)
+        metrics = evaluator.processes.of_chief(
+            functools.partial(evaluator.measure, embeddings, name)
+        )
+        values.append(_value(metrics, evaluator.settings.selection_metric, 0.0))
+    return values[0], values[1]
 
 
 def _result(

@@ -4,8 +4,9 @@ memory."""
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -216,15 +217,9 @@ def leave_out(
         UserError: As `read_drops`; the file names images that are in neither split, or all of
             `train`.
     """
-    named = set(map(composed, read_drops(os.path.expanduser(drop))))
     names = _composed_names(train, directory)
     test_names = [] if test is None else _composed_names(test, directory)
-    if unknown := sorted(named.difference(names, test_names)):
-        raise UserError(
-            f"names {len(unknown):,} images that {train.name} does not have, such as "
-            f"{unknown[0]!r}: correct the names, or take out the rows",
-            drop=drop,
-        )
+    named = _named_drops(drop, train.name, {*names, *test_names})
     kept = [row for row, name in enumerate(names) if name not in named]
     if not kept:
         raise UserError("leaves no training image", drop=drop)
@@ -233,6 +228,42 @@ def leave_out(
     rest = "" if test is None else f"; {staying:,} test images that it names stay"
     logging.info("drop=%s leaves out %s training images%s", drop, share, rest)
     return train.take(np.array(kept)), tuple(sorted(named.intersection(names)))
+
+
+def leave_out_of_all(
+    splits: Sequence[ImageDataset], drop: str, directory: str = ""
+) -> list[ImageDataset]:
+    """Return splits without the images that a CSV file says to drop, as `leave_out` of the training
+    images alone.
+
+    Raises:
+        UserError: As `leave_out`; or no image is left.
+    """
+    names = [_composed_names(split, directory) for split in splits]
+    named = _named_drops(drop, splits[0].name, set(itertools.chain(*names)))
+    parts = []
+    for split, split_names in zip(splits, names, strict=True):
+        kept = [row for row, name in enumerate(split_names) if name not in named]
+        if kept:
+            parts.append(split.take(np.array(kept)))
+    if not parts:
+        raise UserError("leaves no image", drop=drop)
+    total = sum(map(len, splits))
+    left_out = total - sum(map(len, parts))
+    logging.info("drop=%s leaves out %s of %s images", drop, f"{left_out:,}", f"{total:,}")
+    return parts
+
+
+def _named_drops(drop: str, dataset: str, names: set[str]) -> set[str]:
+    """Return the names that a CSV file says to drop, all of which a data set has."""
+    named = set(map(composed, read_drops(os.path.expanduser(drop))))
+    if unknown := sorted(named - names):
+        raise UserError(
+            f"names {len(unknown):,} images that {dataset} does not have, such as "
+            f"{unknown[0]!r}: correct the names, or take out the rows",
+            drop=drop,
+        )
+    return named
 
 
 def _composed_names(split: ImageDataset, directory: str) -> list[str]:

@@ -37,6 +37,7 @@ from tfdml.training.choices import (
     Head,
     HoldoutSampling,
     Hub,
+    Interpolation,
     Linear,
     Random,
     RandomCrop,
@@ -494,6 +495,13 @@ class EvaluationSettings(Settings):
         "auc, of triplets triplet_accuracy; of texts that search images text_to_image/map, and the "
         "reverse image_to_text/map.",
     )
+    interpolate: Interpolation = of_images(
+        Interpolation(),
+        requires="no text_backbone and no moment_embedder",
+        help="Keep weights between the start of the training (0) and its end (1), which forget "
+        "less of what the backbone knew; auto: the share that is best on held-out classes and on "
+        "--also_measure. A projection that starts with random weights is that of the end.",
+    )
     moment_embedder: bool = option(
         False,
         requires="has_moments",
@@ -662,9 +670,16 @@ class Experiment(
                 "holds out classes itself, with one seed: leave out holdout_classes and seeds",
                 folds=self.folds,
             )
-        if self.selection == "validation" and not (self.holdout_classes or self.folds):
+        has_held_out = bool(self.holdout_classes or self.folds)
+        if self.selection == "validation" and not has_held_out:
             raise UserError(
                 "needs held-out classes: add e.g. holdout_classes=0.1", selection="validation"
+            )
+        if self.interpolate.share is None and not (self.also_measure and has_held_out):
+            raise UserError(
+                "chooses by held-out classes and a second data set: add holdout_classes=0.1 and "
+                "also_measure=NAME:FOLDER",
+                interpolate="auto",
             )
         if "/" in self.selection_metric and not self.text_backbone:
             raise UserError("texts need a text_backbone", selection_metric=self.selection_metric)
@@ -766,6 +781,8 @@ def final_settings(run_dir: str | os.PathLike) -> dict[str, Any]:
         "min_steps": 0,
     }
     all_classes = {"holdout_classes": 0.0, "holdout_sampling": Random(), "selection": "last"}
+    if interpolation := result.get("interpolation"):
+        all_classes["interpolate"] = Interpolation(interpolation["share"])
     unmeasured = {"final_of": str(folder.path), "report": False, "moment_embedder": False}
     return settings | length | all_classes | unmeasured
 

@@ -377,6 +377,8 @@ class Trainer:
         if not self.restore():
             self.load_initial_weights()
             self.adapt()
+            if self.experiment.interpolate.share != 1 and self.processes.is_chief:
+                checkpoints.save_model(self.folder.start, self.learner.embedder)
 
     def load_initial_weights(self) -> None:
         """Take over the weights that the experiment names."""
