@@ -84,8 +84,8 @@ def test_images_that_an_audit_drops_are_left_out(commands, tmp_path):
     assert status == 0, errors
     names = {f"{label}/{row}.png" for label in "abcd" for row in range(3)}
     stored = read_embeddings(tmp_path / "out")
-    assert set(stored.images.names) == names - {"a/1.png", "d/0.png"}
-    assert set(stored.images.roles) == {"train", "test"}
+    assert set(stored.names) == names - {"a/1.png", "d/0.png"}
+    assert set(stored.roles) == {"train", "test"}
     status, _, errors = commands.run("embed", *flags, f"--drop={drops}", f"--out={tmp_path}/part")
     assert status == 2
     assert "split=all" in errors
