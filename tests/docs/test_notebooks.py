@@ -18,7 +18,7 @@ SHORTER = {"epochs=15": "epochs=3", "epochs=10": "epochs=4"}
 
 def run_commands(code):
     """Run the commands of a cell in this process."""
-    for line in code.splitlines():
+    for line in code.replace("\\\n", "").splitlines():
         name, *flags = shlex.split(os.path.expandvars(line.removeprefix("!tfdml")))
         status, _, errors = commands.run(name, *flags)
         assert status == 0, f"{line}\n{errors}"

@@ -454,9 +454,7 @@ def write_results(
     interpolation = _interpolate(experiment, learner, evaluator)
     folder = RunFolder(experiment.run_dir)
     if processes.is_chief:
-        _warn_of_saturation(experiment, state.records)
-        logging.info("the embedder is that of epoch %d", epoch)
-        checkpoints.save_embedders(folder, learner)
+        _save_selected(experiment, learner, state.records, epoch)
         if splits.test is not None:
             logging.info("measuring %s images of unseen classes", f"{len(splits.test):,}")
     embeddings = {name: evaluator.embed(learner.embedder, name) for name in splits.evaluated()}
@@ -484,10 +482,14 @@ def write_results(
     return run
 
 
-def _warn_of_saturation(experiment: Experiment, records: Records) -> None:
-    selection, metric = experiment.selection, experiment.selection_metric
-    for warning in saturation_warnings(records, selection, metric):
+def _save_selected(
+    experiment: Experiment, learner: MetricLearner, records: Records, epoch: int
+) -> None:
+    settings = experiment.selection, experiment.selection_metric
+    for warning in saturation_warnings(records, *settings):
         logging.warning("%s", warning)
+    logging.info("the embedder is that of epoch %d", epoch)
+    checkpoints.save_embedders(RunFolder(experiment.run_dir), learner)
 
 
 def _restore_selected(
@@ -506,29 +508,31 @@ def _restore_selected(
 def _interpolate(
     experiment: Experiment, learner: MetricLearner, evaluator: Evaluator
 ) -> dict[str, Any]:
-    """Give a learner the embedder between the start and the end of its training, and return how far
-    it is and what was measured for that; nothing where it is that of the end."""
+    """Give a learner the weights between start and end, and return how far; else nothing."""
     share = experiment.interpolate.share
     if share == 1:
         return {}
-    processes = evaluator.processes
     path = RunFolder(experiment.run_dir).start
-    packed = processes.bytes_of_chief(path.read_bytes)
+    packed = evaluator.processes.bytes_of_chief(path.read_bytes)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, path.name)
         copy.write_bytes(packed)
         start = load_keras_model(copy)
     is_random = not (experiment.start_from or isinstance(experiment.head, Whitened))
     end = learner.embedder
-    chosen, metrics = "as was asked for", {}
+    result: dict[str, Any] = {
+        "share": share,
+        "chosen": "as was asked for",
+        "backbone_alone": is_random,
+    }
     if share is None:
         measure = functools.partial(_measure_forgetting, evaluator)
-        share, metrics = choose_share(start, end, measure, is_random)
-        chosen = "as is best on held-out classes and on the second data set itself"
-    weights = interpolate(start, end, share, is_random).get_weights()
+        result["share"], result["metrics"] = choose_share(start, end, measure, is_random)
+        result["chosen"] = "as is best on held-out classes and on the second data set itself"
+    weights = interpolate(start, end, result["share"], is_random).get_weights()
     for weight, value in zip(end.weights, weights, strict=True):
         assign_here(weight, value)
-    return {"share": share, "chosen": chosen, "backbone_alone": is_random, "metrics": metrics}
+    return result
 
 
 def _measure_forgetting(evaluator: Evaluator, embedder: Embedder) -> tuple[float, float]:
@@ -536,9 +540,8 @@ def _measure_forgetting(evaluator: Evaluator, embedder: Embedder) -> tuple[float
     values = []
     for name in ("validation", "also"):
         embeddings = evaluator.embed(embedder, name)
-        metrics = evaluator.processes.of_chief(
-            functools.partial(evaluator.measure, embeddings, name)
-        )
+        measure = functools.partial(evaluator.measure, embeddings, name)
+        metrics = evaluator.processes.of_chief(measure)
         values.append(_value(metrics, evaluator.settings.selection_metric, 0.0))
     return values[0], values[1]
 
