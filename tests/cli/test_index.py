@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pyarrow.parquet import read_table
 
-from tfdml.retrieval import open_gallery
+from tfdml.retrieval import IndexRecall, WritableGallery, open_gallery
 
 pytest.importorskip("lancedb")
 
@@ -94,3 +94,67 @@ def test_a_search_says_where_nothing_is_near_enough(commands, uri, tmp_path):
     assert "dot distances, at most -1" in run(
         commands, 0, *search, "--max_distance=-1", "--distance=dot"
     )
+
+
+def test_a_search_by_an_index_is_measured_first(commands, uri, tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(600, 4))
+    np.savez(tmp_path / "x.npz", embeddings=vectors[:500])
+    np.savez(tmp_path / "later.npz", embeddings=vectors[500:])
+    np.savez(tmp_path / "q.npz", embeddings=vectors[:3] + 0.001)
+    index = ["index", f"--to={uri}"]
+    queries = f"--queries={tmp_path}/q.npz"
+    search = ["search", f"--gallery={uri}", queries, "--k=5"]
+    run(commands, 0, *index, f"--embeddings={tmp_path}/x.npz")
+    refused = run(commands, 2, *search, "--approximate")
+    assert "has no index for euclidean distances: build it with tfdml index" in refused
+    built = run(commands, 0, *index, "--build_index")
+    assert built.startswith("the index finds 100.0 % of the 10 nearest of 200 rows of the gallery")
+    exact = run(commands, 0, *search)
+    quick = run(commands, 0, *search, "--approximate")
+    measured = "the index finds 100.0 % of the 5 nearest of 200 rows of the gallery"
+    assert measured in quick.splitlines()
+    assert quick.splitlines()[-18:] == exact.splitlines()[-18:]
+    added = run(commands, 0, *index, f"--embeddings={tmp_path}/later.npz", "--prefix=later/")
+    assert "100 added" in added
+    near = run(commands, 0, *search, "--approximate", "--max_distance=0.001")
+    assert f"{measured}; 100 rows were added later, and are compared one by one" in near
+    assert "nothing within --max_distance may have a neighbor that the index misses" in near
+    both = run(commands, 0, *index, "--delete=id=later/0", "--build_index")
+    assert "1 rows deleted" in both
+    assert "later, and" not in both
+
+
+def test_an_index_that_misses_too_many_is_refused(commands, uri, tmp_path, monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(20, 4))
+    np.savez(tmp_path / "x.npz", embeddings=vectors)
+    search = ["search", f"--queries={tmp_path}/x.npz", "--approximate"]
+    run(commands, 0, "index", f"--to={uri}", f"--embeddings={tmp_path}/x.npz", "--build_index")
+    recall = IndexRecall(0.9412, 10, 20)
+    monkeypatch.setattr(WritableGallery, "measure_index", lambda gallery, k: recall)
+    says = "--min_recall=0.95: the index finds 94.1 % of the 10 nearest of 20 rows of the gallery: "
+    refused = run(commands, 2, *search, f"--gallery={uri}")
+    assert f"{says}search without --approximate, or accept a smaller recall" in refused
+    assert len(refused.splitlines()) == 2  # the other one is "euclidean distances"
+    assert "19" in run(commands, 0, *search, f"--gallery={uri}", "--min_recall=0.94")
+    for words, says in (
+        (["--min_recall=95"], "--min_recall=95.0: must be at most 1"),
+        (["--min_recall=-0.1"], "--min_recall=-0.1: must be at least 0"),
+        (["--min_recall=nan"], "--min_recall=nan"),
+        (["--per_class=mean"], "--approximate=true: has no effect: it needs a --gallery in a"),
+        (
+            [f"--gallery={tmp_path}/x.npz"],
+            "--approximate=true: has no effect: it needs a --gallery",
+        ),
+        ([f"--gallery={tmp_path}"], "--approximate=true: has no effect: it needs a --gallery in a"),
+    ):
+        refused = run(commands, 2, *search, f"--gallery={uri}", *words)
+        assert says in refused, refused
+    search.remove("--approximate")
+    refused = run(commands, 2, *search, f"--gallery={uri}", "--min_recall=0.9")
+    assert "--min_recall=0.9: has no effect: it needs --approximate" in refused
+    refused = run(commands, 2, "index", f"--to={tmp_path}/x.npz", "--build_index")
+    assert "is no database" in refused
+    refused = run(commands, 2, "index", f"--to={tmp_path}/none", "--build_index")
+    assert "none" in refused
+    refused = run(commands, 2, "index", f"--to={uri}?table=other", "--build_index")
+    assert "holds no gallery: write it with tfdml index" in refused

@@ -9,7 +9,16 @@ from tests.retrieval.databases import KINDS, psycopg
 from tfdml.embeddings.files import read_embeddings, table_of, write_file
 from tfdml.errors import UserError
 from tfdml.registry import DISTANCES
-from tfdml.retrieval import About, MemoryGallery, Rows, WritableGallery, open_gallery
+from tfdml.retrieval import (
+    About,
+    IndexRecall,
+    MemoryGallery,
+    Neighbors,
+    Rows,
+    WritableGallery,
+    open_gallery,
+)
+from tfdml.retrieval.databases import _count_hits
 
 CLASSES = ["bus", "van", "bus", "cab", "van", "bus"]
 
@@ -108,22 +117,97 @@ def test_an_index_of_the_database_is_used_where_that_is_said(databases, kind):
     """It misses neighbors here, which shows that it is."""
     vectors = np.random.default_rng(0).normal(size=(2000, 16)).astype(np.float32)
     with databases.gallery(kind) as gallery:
-        gallery.add([f"{row:04}" for row in range(2000)], vectors)
-        if kind == "lancedb":
-            table = lancedb.connect(gallery.place.path).open_table("gallery")
-            table.create_index("vector", config=IvfPq())
-        else:
-            with psycopg.connect(user="postgres", autocommit=True) as other:
-                table = gallery.place.table
-                other.execute(f"CREATE INDEX ON {table} USING hnsw (vector vector_l2_ops)")
+        classes = ["bus" if row % 100 == 0 else "" for row in range(2000)]
+        gallery.add([f"{row:04}" for row in range(2000)], vectors, {"class": classes})
+        with pytest.raises(UserError, match="has no index for euclidean distances: build it"):
+            gallery.measure_index()
+        build_poor_index(kind, gallery)
         exact = gallery.search(vectors[:20], 60)
-        if kind == "pgvector":
-            # Which it would prefer for so few rows.
-            gallery._connection.execute("SET enable_seqscan = off")
         quick = gallery.search(vectors[:20], 60, exact=False)
         assert not (exact.ids == quick.ids).all()
-        if kind == "pgvector":
-            gallery._connection.execute("RESET enable_seqscan")
         # The next is exact again.
         assert (exact.ids == gallery.search(vectors[:20], 60).ids).all()
         assert (exact.ids[:, 0] == quick.ids[:, 0]).mean() > 0.5
+        assert gallery.measure_index(60).recall < 0.95
+        # So is one of some rows, which an index would leave out.
+        where = {"class": "bus"}
+        some = gallery.search(vectors[:20], 60, where, exact=False)
+        assert (some.ids == gallery.search(vectors[:20], 60, where).ids).all()
+
+
+def build_poor_index(kind, gallery, distance="l2"):
+    """Build an index that misses neighbors."""
+    if kind == "lancedb":
+        table = lancedb.connect(gallery.place.path).open_table("gallery")
+        table.create_index("vector", config=IvfPq(distance_type=distance, num_sub_vectors=1))
+        return
+    operators = {"l2": "vector_l2_ops", "dot": "vector_ip_ops"}[distance]
+    with psycopg.connect(user="postgres", autocommit=True) as other:
+        options = "WITH (m = 4, ef_construction = 8)"
+        table = gallery.place.table
+        other.execute(f"CREATE INDEX ON {table} USING hnsw (vector {operators}) {options}")
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine", "dot"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_index_is_built_in_place_of_another_and_measured(databases, kind, distance):
+    vectors = np.random.default_rng(0).normal(size=(600, 10)).astype(np.float32)
+    ids = [f"{row:04}" for row in range(600)]
+    poor, other = ("l2", "dot") if distance == "euclidean" else ("dot", "l2")
+    with databases.gallery(kind, distance=distance) as gallery:
+        with pytest.raises(UserError, match="holds no gallery"):
+            gallery.build_index()
+        gallery.add(ids, vectors)
+        build_poor_index(kind, gallery, other)
+        with pytest.raises(UserError, match=f"has no index for {distance} distances"):
+            gallery.measure_index()
+        build_poor_index(kind, gallery, poor)
+        gallery.build_index()
+        exact = gallery.search(vectors[:40], 6)
+        quick = gallery.search(vectors[:40], 6, exact=False)
+        np.testing.assert_array_equal(quick.ids, exact.ids)
+        np.testing.assert_allclose(quick.distances, exact.distances, atol=1e-5)
+        measured = gallery.measure_index(5)
+        assert str(measured) == (
+            "the index finds 100.0 % of the 5 nearest of 200 rows of the gallery"
+        )
+        # Rows that are added later are found, too.
+        length = 50 if distance == "dot" else 1.001
+        gallery.add(["new"], length * vectors[:1])
+        assert "new" in gallery.search(vectors[:1], 3, exact=False).ids
+        assert gallery.measure_index(5).unindexed == (kind == "lancedb")
+
+
+def test_a_build_that_outgrows_its_memory_is_said(databases, monkeypatch, caplog):
+    monkeypatch.setenv("PGOPTIONS", "-c maintenance_work_mem=1MB")
+    with databases.gallery("pgvector") as gallery:
+        gallery.add(map(str, range(2000)), np.random.default_rng(0).normal(size=(2000, 32)))
+        gallery.build_index()
+        assert "no longer fits into maintenance_work_mem after" in caplog.text
+        assert gallery.measure_index(1).recall == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_recall_is_of_the_others_that_there_are(databases, kind):
+    """Of equally near ones, any counts."""
+    with databases.gallery(kind) as gallery:
+        gallery.add(["a"], np.ones((1, 3)))
+        gallery.build_index()
+        with pytest.raises(UserError, match="has less than two rows: search exactly"):
+            gallery.measure_index()
+        gallery.add(list("bcdefgh"), np.ones((7, 3)))
+        gallery.build_index()
+        for k in (2, 7, 10, 1001):
+            assert gallery.measure_index(k) == IndexRecall(1.0, k, 8)
+        found = gallery.search(np.ones((1, 3)), 1001, exact=False).ids
+        assert sum(name is not None for name in found[0]) == 8
+
+
+def test_a_recall_counts_what_an_index_misses():
+    ids = np.array([list("abcd"), list("bacd")], object)
+    exact = Neighbors(ids, np.array([[0, 1, 2, 3], [0, 1, 2, 3]], np.float32), {})
+    missed = np.array([["a", "c", "x", None], ["b", None, None, None]], object)
+    far = np.array([[0, 2, 4, np.inf], [0, np.inf, np.inf, np.inf]], np.float32)
+    quick = Neighbors(missed, far, {})
+    assert [_count_hits(exact, quick, query, id, 3) for query, id in enumerate("ab")] == [1, 0]
+    assert _count_hits(exact, exact, 0, "a", 3) == 3

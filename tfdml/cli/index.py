@@ -7,6 +7,7 @@ r"""Write the embeddings of a data set into a database, where they are searched.
   tfdml index --embeddings=embeddings/cars --to=lancedb:///data/galleries --replace --prune
   tfdml index --to=lancedb:///data/galleries --delete='class=bus'
   tfdml index --to=lancedb:///data/galleries --admit=embeddings/aligned
+  tfdml index --to=lancedb:///data/galleries --build_index
 
 A row's id is the name of its image, after --prefix. Its texts are path, class, source and model.
 Ids that are there from other embeddings are an error, or their rows are replaced (--replace). After
@@ -77,14 +78,18 @@ class IndexFlags(CommandFlags):
     delete: str = option(
         "", help="Delete the rows whose column is a text: class=bus, id=a.jpg, path= or source=."
     )
+    build_index: bool = option(
+        False,
+        help="Build an index of the database's own, for tfdml search --approximate.",
+    )
 
 
 def index(flags: IndexFlags) -> None:
     """Index as the flags say."""
     from tfdml.retrieval import WritableGallery, open_gallery
 
-    if not flags.embeddings and not flags.delete and not flags.admit:
-        raise UserError("is missing, or --delete, or --admit", embeddings=...)
+    if not (flags.embeddings or flags.delete or flags.admit or flags.build_index):
+        raise UserError("is missing, or --delete, --admit or --build_index", embeddings=...)
     where = _where(flags.delete)
     # The address first: reading names may take a while.
     with open_gallery(flags.to) as gallery:
@@ -92,7 +97,7 @@ def index(flags: IndexFlags) -> None:
             model = _model_of(flags.admit)
             gallery.admit(model)
             print(f"{gallery.address} is searched by vectors of {model}, too")
-        if not where and not flags.embeddings:
+        if not (where or flags.embeddings or flags.build_index):
             return
         if not isinstance(gallery, WritableGallery):
             raise UserError("is no database, the only galleries that are written", to=flags.to)
@@ -101,6 +106,9 @@ def index(flags: IndexFlags) -> None:
             print(f"{count:,} rows deleted, whose {flags.delete}; {len(gallery):,} are left")
         if flags.embeddings:
             _add(gallery, flags)
+        if flags.build_index:
+            gallery.build_index()
+            print(gallery.measure_index())
 
 
 def _model_of(text: str) -> str:

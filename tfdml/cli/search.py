@@ -27,6 +27,9 @@ refused.
 several means of each. Neighbors are then classes. A threshold is that of one rule: give tfdml
 evaluate the same --per_class.
 
+--approximate searches a database by the index that tfdml index --build_index made, after measuring
+its recall against the exact answer.
+
 --out is a .parquet or .csv file with a row for each neighbor.
 """
 
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from tfdml.embeddings.files import StoredEmbeddings
     from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
-    from tfdml.retrieval import Gallery
+    from tfdml.retrieval import Gallery, WritableGallery
 
 _EMBEDS_ITSELF = ("retriever", "images")
 
@@ -90,7 +93,25 @@ class SearchFlags(ModelFlags):
         help="Leave out what is further away: a number in the distance of the search, calibrated, "
         "or a JSON file, see above.",
     )
+    approximate: bool = option(
+        False,
+        requires="is_in_database",
+        help="Search by the index of the database, which may miss neighbors, after measuring its "
+        "recall on rows of the gallery.",
+    )
+    min_recall: float = option(
+        0.95,
+        at_least=0,
+        at_most=1,
+        requires="approximate",
+        help="Refuse an index that finds a smaller share of the k nearest.",
+    )
     out: str = option("", help="File to write the neighbors to, see above.")
+
+    @condition("a --gallery in a database, and --per_class=nearest")
+    def is_in_database(self) -> bool:
+        """Whether the database may search its rows by an index."""
+        return kind_of_gallery(self.gallery) == "database" and self.per_class == "nearest"
 
     @condition("a gallery that embeds no images")
     def embeds_images(self) -> bool:
@@ -173,7 +194,7 @@ def _in_gallery(
     """Return the neighbors in a gallery, and within which distance they are printed."""
     from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
-    from tfdml.retrieval import open_gallery
+    from tfdml.retrieval import WritableGallery, open_gallery
 
     if kind == "retriever":
         load_tensorflow()
@@ -193,11 +214,15 @@ def _in_gallery(
         about = gallery.about
         assert about is not None  # it is not empty
         limit = _limit_of(flags, limit_of_gallery, about.distance, size, about.per_class)
+        if flags.approximate:
+            assert isinstance(gallery, WritableGallery)  # as `is_in_database` says
+            _check_recall(gallery, flags)
         queries = _read_or_embed_queries(flags, kind)
         if isinstance(limit_of_gallery, Calibration):
             with user_errors(UserError, ERROR_TEXT, max_distance=flags.max_distance):
                 limit_of_gallery.check_models(queries.model, about.model)
-        neighbors = gallery.search(queries.vectors, flags.k, model=queries.model)
+        exact = not flags.approximate
+        neighbors = gallery.search(queries.vectors, flags.k, model=queries.model, exact=exact)
         named = neighbors.columns["class"].any()
         columns = {"class": neighbors.columns["class"]} if named else {}
         classes, counts = _truth(queries, gallery) if named else (None, {})
@@ -206,6 +231,21 @@ def _in_gallery(
         queries.names, neighbors, classes=classes, class_counts=counts
     )
     return results, limit
+
+
+def _check_recall(gallery: WritableGallery, flags: SearchFlags) -> None:
+    """Print the recall of a database's index, and refuse one that misses too many."""
+    measured = gallery.measure_index(flags.k)
+    if measured.recall < flags.min_recall:
+        raise UserError(
+            f"{measured}: search without --approximate, or accept a smaller recall",
+            min_recall=flags.min_recall,
+        )
+    print(measured)
+    if flags.max_distance:
+        print(
+            "a query with nothing within --max_distance may have a neighbor that the index misses"
+        )
 
 
 def _truth(queries: _Queries, gallery: Gallery) -> tuple[np.ndarray | None, dict[str, int]]:

@@ -14,7 +14,7 @@ from tfdml.retrieval.identities import Identities as Identities
 
 _PARTS = {
     "tfdml.retrieval.addresses": ("SCHEMES", "is_database", "kind_of_gallery"),
-    "tfdml.retrieval.databases": ("AddCounts", "WritableGallery"),
+    "tfdml.retrieval.databases": ("AddCounts", "IndexRecall", "WritableGallery"),
     "tfdml.retrieval.galleries": (
         "About",
         "Gallery",
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tfdml.retrieval.addresses import is_database as is_database
     from tfdml.retrieval.addresses import kind_of_gallery as kind_of_gallery
     from tfdml.retrieval.databases import AddCounts as AddCounts
+    from tfdml.retrieval.databases import IndexRecall as IndexRecall
     from tfdml.retrieval.databases import WritableGallery as WritableGallery
     from tfdml.retrieval.galleries import About as About
     from tfdml.retrieval.galleries import Gallery as Gallery

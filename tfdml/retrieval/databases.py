@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
-from tfdml.errors import ERROR_TEXT, UserError, check_choice, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, user_errors
 from tfdml.io.files import Kinds, fields, parse_json, sha256_of
 from tfdml.retrieval.addresses import Address
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
@@ -70,6 +70,30 @@ class AddCounts:
 
 
 @dataclasses.dataclass(frozen=True)
+class IndexRecall:
+    """How well a database's own index finds the nearest rows.
+
+    Args:
+        recall: The share of the k nearest others of a row that the index finds.
+        k: How many neighbors.
+        queries: How many rows of the gallery were searched for.
+        unindexed: Rows that the index does not hold, which are compared one by one.
+    """
+
+    recall: float
+    k: int
+    queries: int
+    unindexed: int = 0
+
+    def __str__(self) -> str:
+        found = f"the index finds {100 * self.recall:.1f} % of the {self.k} nearest"
+        text = f"{found} of {self.queries:,} rows of the gallery"
+        if not self.unindexed:
+            return text
+        return f"{text}; {self.unindexed:,} rows were added later, and are compared one by one"
+
+
+@dataclasses.dataclass(frozen=True)
 class _NewRows:
     """Rows to be added, and how: see `WritableGallery.add`."""
 
@@ -100,6 +124,8 @@ class WritableGallery(Gallery):
     _errors: tuple[type[Exception], ...]
     # Rows that are written at once.
     batch_rows = 10_000
+    # Neighbors that a search by an index can return.
+    _most_indexed = 2**31
 
     def __init__(self, address: Address):
         self.place = address
@@ -426,6 +452,8 @@ class WritableGallery(Gallery):
         names = ("id", *COLUMNS)
         columns = {name: np.full(shape, None, object) for name in names}
         by_product = distance in _BY_PRODUCT
+        # An index knows no columns, and may return too few of the rows that are left.
+        exact = exact or bool(conditions) or k > self._most_indexed
         with self._user_errors("cannot be searched"):
             near = self._nearest(_placed(queries, distance), k, conditions, exact, by_product)
             for query, rows in enumerate(near):
@@ -434,6 +462,61 @@ class WritableGallery(Gallery):
                     for name, text in zip(names, texts, strict=True):
                         columns[name][query, rank] = text
         return Neighbors(columns.pop("id"), distances, columns)
+
+    def build_index(self) -> None:
+        """Build the database's own index of the vectors, in place of one that there is.
+
+        It is IVF_FLAT in LanceDB and HNSW in PostgreSQL. Nobody else writes meanwhile. PostgreSQL
+        adds later rows to it; LanceDB compares them one by one until it is built again.
+
+        Raises:
+            UserError: There is no table, or the database fails.
+        """
+        by_product = self._existing().distance in _BY_PRODUCT
+        with self._writing():
+            self._build_index(by_product)
+
+    def measure_index(self, k: int = 10, *, queries: int = 200, seed: int = 0) -> IndexRecall:
+        """Measure how many of the nearest rows the database's index finds.
+
+        Rows of the gallery, drawn at random, search it with and without the index, and leave
+        themselves out.
+
+        Args:
+            k: How many neighbors.
+            queries: How many rows search; all, where there are fewer.
+            seed: Of the draw.
+
+        Raises:
+            UserError: There is no table, no index of its distance, or less than two rows; or the
+                database fails.
+
+        Example:
+            >>> with open_gallery(f"lancedb://{os.path.abspath('galleries')}") as gallery:
+            ...     gallery.build_index()
+            ...     print(gallery.measure_index(k=3))
+            the index finds 100.0 % of the 3 nearest of 200 rows of the gallery
+        """
+        check_positive(k=k, queries=queries)
+        distance = self._existing().distance
+        count = len(self)
+        with self._user_errors("cannot be searched"):
+            if not self._has_index(distance in _BY_PRODUCT):
+                raise UserError(
+                    f"has no index for {distance} distances: build it with tfdml index "
+                    "--build_index, or search exactly",
+                    uri=self.address,
+                )
+            if count < 2:
+                raise UserError("has less than two rows: search exactly", uri=self.address)
+            drawn = np.random.default_rng(seed).permutation(count)[:queries]
+            ids, vectors = self._rows_at(np.sort(drawn))
+            unindexed = self._count_unindexed()
+        exact = self.search(vectors, k + 1, model=UNKNOWN)
+        indexed = self.search(vectors, k + 1, model=UNKNOWN, exact=False)
+        others = min(k, count - 1)
+        hits = [_count_hits(exact, indexed, query, id, others) for query, id in enumerate(ids)]
+        return IndexRecall(sum(hits) / (others * len(ids)), k, len(ids), unindexed)
 
     def _user_errors(self, message: str) -> contextlib.AbstractContextManager[None]:
         return user_errors(self._errors, f"{message}: {ERROR_TEXT}", uri=self.address)
@@ -491,6 +574,22 @@ class WritableGallery(Gallery):
         negative product; the id; and the texts."""
 
     @abc.abstractmethod
+    def _has_index(self, by_product: bool) -> bool:
+        """Whether the vectors have an index that a search may use."""
+
+    @abc.abstractmethod
+    def _count_unindexed(self) -> int:
+        """Return the number of rows that the index does not hold."""
+
+    @abc.abstractmethod
+    def _build_index(self, by_product: bool) -> None:
+        """Build an index of the vectors, in place of one that there is."""
+
+    @abc.abstractmethod
+    def _rows_at(self, places: np.ndarray) -> tuple[list[str], np.ndarray]:
+        """Return ids and vectors of the rows at some of the places 0 .. count - 1."""
+
+    @abc.abstractmethod
     def _count(self) -> int:
         """Return the number of rows."""
 
@@ -499,6 +598,17 @@ class WritableGallery(Gallery):
         self, names: Sequence[str], conditions: list[Condition], most: int | None = None
     ) -> list[tuple]:
         """Return columns of rows, at most so many; none where there is no table."""
+
+
+def _count_hits(exact: Neighbors, indexed: Neighbors, query: int, id: str, others: int) -> int:
+    """Return how many of the nearest others of a row the index finds; one that is as near as the
+    last of them counts."""
+    is_other = exact.ids[query] != id
+    nearest = exact.ids[query][is_other][:others]
+    farthest = exact.distances[query][is_other][others - 1]
+    is_near = np.isin(indexed.ids[query], nearest) | (indexed.distances[query] <= farthest)
+    is_other = (indexed.ids[query] != id) & (indexed.ids[query] != None)  # noqa: E711
+    return min(others, int(np.sum(is_near & is_other)))
 
 
 def _rows_from(rows: list[tuple], names: Sequence[str], dimension: int) -> Rows:

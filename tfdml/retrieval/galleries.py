@@ -191,8 +191,8 @@ class Gallery(abc.ABC):
             where: The texts that columns must equal; None: all rows.
             model: The fingerprint of the model that embedded the queries. Empty: it is not known,
                 which is logged where that of the gallery is. `unknown`: the same, not logged.
-            exact: Whether every row is compared. If not, a database may use an index that you have
-                built in it, which may miss neighbors.
+            exact: Whether every row is compared. If not, a database uses the index that it has,
+                which may miss neighbors: see `WritableGallery.measure_index`.
 
         Raises:
             UserError: There is no table; queries are not finite, or of another dimension or model;

@@ -2,9 +2,10 @@
 
 import contextlib
 import glob
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,6 +14,7 @@ os.environ.setdefault("LANCE_LOG", "error")
 
 import lancedb
 import pyarrow as pa
+from lancedb.index import IvfFlat
 
 from tfdml.io.files import locked
 from tfdml.retrieval.databases import WritableGallery
@@ -20,6 +22,11 @@ from tfdml.retrieval.exact import row_blocks
 from tfdml.retrieval.galleries import COLUMNS, LISTED_AT_ONCE, Condition, Rows
 
 _KEY = b"tfdml"
+# Of a search by an index: the fewest partitions that are searched, their share of sqrt(N), and
+# candidates for each neighbor where vectors are compressed.
+_FEWEST_PARTITIONS = 50
+_SHARE_OF_PARTITIONS = 0.2
+_CANDIDATES = 10
 # In the metadata of a field: LanceDB then repeats a merge that another one has overtaken, and never
 # inserts an id twice.
 _PRIMARY_KEY = {"lance-schema:unenforced-primary-key": "true"}
@@ -133,10 +140,17 @@ class DatabaseGallery(WritableGallery):
         by_product: bool,
     ) -> Iterable[list[tuple]]:
         query = self._table().search(list(queries), vector_column_name="vector").limit(k)
-        query = query.distance_type("dot" if by_product else "l2")
+        query = query.distance_type(_distance_type(by_product))
         query = query.select(["id", *COLUMNS, "_distance"])
-        if exact:
+        index = None if exact else self._index()
+        if index is None:
             query = query.bypass_vector_index()
+        else:
+            partitions = int(_SHARE_OF_PARTITIONS * math.sqrt(self._count()))
+            query = query.nprobes(max(_FEWEST_PARTITIONS, partitions))
+            if index.index_type != "IVF_FLAT":
+                # Another finds candidates by few bits; distances are those of their vectors.
+                query = query.refine_factor(_CANDIDATES)
         if conditions:
             query = query.where(_expression(conditions), True)
         answers: list[list[tuple]] = [[] for _ in queries]
@@ -146,6 +160,30 @@ class DatabaseGallery(WritableGallery):
             texts = [row[name] for name in COLUMNS]
             answers[row.get("query_index", 0)].append((raw, row["id"], *texts))
         return answers
+
+    def _index(self) -> Any:
+        """Return the index of the vectors; None where there is none."""
+        for index in self._table().list_indices():
+            if index.columns == ["vector"]:
+                return self._table().index_stats(index.name)
+        return None
+
+    def _has_index(self, by_product: bool) -> bool:
+        index = self._index()
+        return index is not None and index.distance_type == _distance_type(by_product)
+
+    def _count_unindexed(self) -> int:
+        return int(self._index().num_unindexed_rows)
+
+    def _build_index(self, by_product: bool) -> None:
+        config = IvfFlat(
+            distance_type=_distance_type(by_product), num_partitions=math.isqrt(self._count())
+        )
+        self._table().create_index("vector", config=config)
+
+    def _rows_at(self, places: np.ndarray) -> tuple[list[str], np.ndarray]:
+        table = self._table().take_offsets(places.tolist()).select(["id", "vector"]).to_arrow()
+        return table["id"].to_pylist(), np.asarray(_values(table["vector"]))
 
     def _count(self) -> int:
         return int(self._table().count_rows())
@@ -163,6 +201,10 @@ class DatabaseGallery(WritableGallery):
             query = query.where(_expression(conditions))
         result = query.to_arrow()
         return list(zip(*(_values(result[name]) for name in names), strict=True))
+
+
+def _distance_type(by_product: bool) -> Literal["l2", "dot"]:
+    return "dot" if by_product else "l2"
 
 
 def _values(column: pa.ChunkedArray) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.errors import user_errors
+from tfdml.names import warn
 from tfdml.retrieval.databases import WritableGallery
 from tfdml.retrieval.galleries import COLUMNS, Condition, Rows
 from tfdml.workarounds import own_symbols_first
@@ -18,6 +19,9 @@ with own_symbols_first():
     from psycopg import sql
 
 _SECONDS = 10
+# Of a search by an index: the fewest candidates of HNSW, and lists of IVFFlat that are searched.
+_CANDIDATES = 200
+_LISTS = 20
 _OPERATORS = {
     "=": "{} = %s",
     "!=": "{} <> %s",
@@ -35,6 +39,8 @@ class DatabaseGallery(WritableGallery):
     """
 
     _errors = (psycopg.Error, UnicodeEncodeError)
+    # HNSW returns no more rows than it may have candidates.
+    _most_indexed = 1000
     _connection: Any = None
     _knows_vectors = False
 
@@ -164,9 +170,52 @@ class DatabaseGallery(WritableGallery):
         with self._connection.transaction():
             # So that no index of the application takes part.
             self._run("SET LOCAL enable_indexscan = {on}", on="off" if exact else "on")
+            if not exact and self._has_index(by_product):
+                self._run("SET LOCAL enable_seqscan = off")
+                candidates = min(max(_CANDIDATES, 2 * k), self._most_indexed)
+                self._run("SET LOCAL hnsw.ef_search = {most}", most=candidates)
+                self._run("SET LOCAL ivfflat.probes = {lists}", lists=_LISTS)
             for vector in queries:
                 rows = self._run(query, (vector, *values), **parts).fetchall()
                 yield [(far if by_product else far**2, *row) for far, *row in rows]
+
+    def _has_index(self, by_product: bool) -> bool:
+        return bool(self._indexes(by_product))
+
+    def _indexes(self, by_product: bool) -> list[str]:
+        """Return the names of the indexes that a search may use."""
+        rows = self._run(
+            "SELECT index.relname FROM pg_index JOIN pg_class AS index ON index.oid = indexrelid "
+            "JOIN pg_opclass AS operators ON operators.oid = indclass[0] "
+            "WHERE indrelid = to_regclass(%s) AND operators.opcname = %s AND indisvalid "
+            "AND indpred IS NULL",
+            (self.place.table, _operators(by_product)),
+        ).fetchall()
+        return [name for (name,) in rows]
+
+    def _count_unindexed(self) -> int:
+        """Return 0: PostgreSQL adds each row to the index."""
+        return 0
+
+    def _build_index(self, by_product: bool) -> None:
+        before = self._indexes(by_product)
+        operators = sql.SQL(_operators(by_product))
+        # PostgreSQL has a notice where the build no longer fits into its memory.
+        self._connection.add_notice_handler(_warn_of_notice)
+        self._run("CREATE INDEX ON {table} USING hnsw (vector {operators})", operators=operators)
+        self._connection.remove_notice_handler(_warn_of_notice)
+        # Last, as nobody can search the table from here to the end of the transaction.
+        for name in before:
+            self._run("DROP INDEX {name}", name=sql.Identifier(name))
+
+    def _rows_at(self, places: np.ndarray) -> tuple[list[str], np.ndarray]:
+        rows = self._run(
+            "SELECT id, vector FROM (SELECT id, vector, row_number() OVER (ORDER BY id) - 1 AS "
+            "place FROM {table}) AS rows WHERE place = ANY(%s) ORDER BY place",
+            (places.tolist(),),
+        ).fetchall()
+        ids, vectors = zip(*rows, strict=True)
+        return list(ids), np.stack(list(map(_value, vectors)))
 
     def _count(self) -> int:
         return int(self._one("SELECT count(*) FROM {table}"))
@@ -198,6 +247,15 @@ def _unquoted(text: str | None) -> str | None:
 
 def _value(value: Any) -> Any:
     return value if isinstance(value, str) else value.to_numpy()
+
+
+def _warn_of_notice(notice: psycopg.errors.Diagnostic) -> None:
+    warn(f"{notice.message_primary}; {notice.message_hint}")
+
+
+def _operators(by_product: bool) -> str:
+    """Return the name of the operators by which an index orders vectors."""
+    return "vector_ip_ops" if by_product else "vector_l2_ops"
 
 
 def _columns(names: Sequence[str]) -> sql.Composed:
