@@ -28,6 +28,8 @@ _OPTION = re.compile(
     r"|(?<![\w-])password=)[^&;#\s\"'<>]+",
     re.IGNORECASE,
 )
+# Verbs of several, and of one where that is not with an s at its end.
+_VERBS = {"are": "is", "have": "has"}
 # Choices that are listed next to the nearest.
 _MOST_LISTED = 24
 
@@ -220,6 +222,29 @@ def check_share(**numbers: float) -> None:
     for name, number in numbers.items():
         if not 0 < number < 1:
             raise UserError("must be between 0 and 1", **{name: number})
+
+
+def counted(count: int, noun: str, verb: str = "") -> str:
+    """Return a count with its noun, and with a verb that agrees.
+
+    Args:
+        count: How many.
+        noun: What one is called.
+        verb: Of several, such as `are`; empty for none.
+
+    Example:
+        >>> counted(1, "image", "are"), counted(2000, "query"), counted(0, "class", "have")
+        ('1 image is', '2,000 queries', '0 classes have')
+    """
+    if count == 1:
+        one = _VERBS.get(verb, f"{verb}s") if verb else ""
+        return f"1 {noun} {one}".rstrip()
+    plural = f"{noun}s"
+    if noun.endswith("y"):
+        plural = f"{noun[:-1]}ies"
+    elif noun.endswith(("s", "x")):
+        plural = f"{noun}es"
+    return f"{count:,} {plural} {verb}".rstrip()
 
 
 def choice_hint(value: Any, choices: Collection[str]) -> str:

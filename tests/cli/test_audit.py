@@ -32,7 +32,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     flags = [f"--embeddings={tmp_path / 'x.npz'}", f"--out={tmp_path / 'out'}"]
     status, said, errors = commands.run("audit", *flags, f"--data_dir={tmp_path / 'photos'}")
     assert status == 0, errors
-    assert "1 groups of near-duplicates, 1 across classes" in said
+    assert "1 group of near-duplicates, 1 across classes" in said
     found = rows_of(tmp_path / "out" / "audit.csv")
     assert {row["image"] for row in found[:2]} == {"'" + HOSTILE, "5.png"}
     assert [(row["action"], row["across"], row["score"]) for row in found[:2]] == [

@@ -468,7 +468,7 @@ def test_a_new_model_searches_the_gallery_of_an_old_one(commands, upgrade):
     status, text, errors = commands.run("evaluate", *flags, "--metrics=recall@1")
     assert status == 0, errors
     assert "140 queries in 240 images" in text
-    assert "10 images of --model are not in --gallery, and left out; no new-new" in text
+    assert "left out: 10 images of --model, not in --gallery; no new-new" in text
     rows = np.array([np.flatnonzero(old["path"] == name)[0] for name in part["path"][10:]])
     rows.sort()
     sides["own_rows"] = rows
@@ -485,7 +485,7 @@ def test_an_old_gallery_that_cannot_be_compared_is_refused(commands, upgrade):
     for wrong, message in (
         ({**old, "embeddings": old["embeddings"][:, :5]}, "has 5 dimensions, and --model 8"),
         ({**old, "path": [f"x{name}" for name in old["path"]]}, "none of the images of --model"),
-        ({**old, "path": twice}, "1 images whose names are there already"),
+        ({**old, "path": twice}, "1 image whose names are there already"),
         ({**old, "labels": np.roll(old["labels"], 1)}, "same images in other classes"),
         (nameless, "no names of images"),
         ({name: old[name] for name in ("embeddings", "path")}, "has no classes"),

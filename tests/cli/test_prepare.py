@@ -42,6 +42,6 @@ def test_a_check_ends_with_status_2_where_an_image_is_bad(photos, tmp_path):
     bad.write_bytes(bad.read_bytes()[:100])
     status, printed, errors = commands.run("prepare", *flags)
     assert status == 2
-    assert "1 images are bad" in errors
+    assert "1 image is bad" in errors
     assert "01.jpg" in printed
     assert commands.run("prepare", *flags, "--bad_images=skip")[0] == 0

@@ -257,7 +257,7 @@ def test_bad_images_with_several_texts_count_once(tmp_path):
     dataset = load("list", tmp_path / "list.csv")
     (fault,) = check_images({"train": dataset})["train"]
     assert fault.index == 1
-    with pytest.raises(UserError, match="1 of 2 images are bad"):
+    with pytest.raises(UserError, match="1 of 2 images is bad"):
         prepare({"train": dataset}, tmp_path / "out")
 
 

@@ -429,7 +429,7 @@ def test_a_retriever_of_means_finds_classes(shop, tmp_path, caplog):
         calibration=OF_MEANS,
         per_class="max_of_means",
     )
-    assert "1 items without a class are left out" in caplog.messages
+    assert "leaves out 1 item without a class" in caplog.messages
     assert "a gallery of 4 classes, and this one has 7" in caplog.messages[-1]
     assert (len(retriever), retriever.card["items"], retriever.card["classes"]) == (7, 28, 7)
     queries = 3 * units(np.random.default_rng(1), 40, 8)

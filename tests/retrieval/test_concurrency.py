@@ -141,7 +141,7 @@ def test_an_open_gallery_sees_what_others_write(databases, kind):
         assert first.search(np.eye(2), 2, model="m").ids.tolist() == [["b", None]] * 2
         assert (first.rows(9).ids, first.class_counts()) == (["b"], {"van": 1})
         # What has come in between is compared, not overwritten.
-        with pytest.raises(UserError, match="holds 1 ids of gallery embeddings"):
+        with pytest.raises(UserError, match="holds 1 id of gallery embeddings"):
             first.add(["b"], np.eye(2)[:1], source="y", model="m")
         with pytest.raises(UserError, match="different models"):
             first.add(["c"], np.eye(2)[:1], model="n")

@@ -164,7 +164,7 @@ def test_wrong_rows_and_queries_are_refused_before_anything_is_written(gallery):
     gallery.add(["a", "b", "c"], np.eye(3), {"class": ["x", "y", "z"]})
     for call, arguments, says in [
         (gallery.add, (["x"], np.ones((1, 4))), "dimensions"),
-        (gallery.add, (["x", "x"], np.ones((2, 3))), "ids"),
+        (gallery.add, (["x", "x"], np.ones((2, 3))), "1 id occurs more than once"),
         (gallery.add, ([""], np.ones((1, 3))), "empty id"),
         (gallery.add, (["x"], np.ones((1, 3)), {"class": ["a", "b"]}), "texts"),
         (gallery.add, (["x\n"], np.ones((1, 3))), "control characters"),
@@ -327,7 +327,7 @@ def test_classes_of_a_gallery_are_refused_where_there_are_none(gallery, caplog):
     assert gallery.identities("nearest") is gallery
     caplog.clear()
     classes = gallery.identities("mean")
-    assert "1 rows without a class are left out" in caplog.text
+    assert "leaves out 1 row without a class" in caplog.text
     with pytest.raises(UserError, match="not their images"):
         classes.identities("max_of_means")
     with pytest.raises(UserError, match="classes have no path"):

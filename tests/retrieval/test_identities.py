@@ -133,7 +133,7 @@ def test_templates_are_those_of_ijb():
     [
         (lambda: Identities([[0.0]], np.array([0]), "median"), "per_class=median: unknown"),
         (lambda: Identities([[0.0]], np.array([0]), groups=np.array([0])), "per_class='mean'"),
-        (lambda: set_distances([[0.0]], ["a"], [["a", "b"]]), "1 sets have no image"),
+        (lambda: set_distances([[0.0]], ["a"], [["a", "b"]]), "1 set has no image"),
         (lambda: set_distances([[0.0]], ["a"], ["a"]), "pairs of two sets"),
         (lambda: set_distances([[0.0]], ["a"], [["a", "a"]], groups=[1, 2]), "one for each"),
         (lambda: set_distances([[0.0]], ["a"], [["a", "a"]], groups=[None]), "have none"),

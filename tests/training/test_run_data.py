@@ -287,7 +287,7 @@ def test_vectors_of_texts_that_are_not_finite_are_refused(tmp_path):
     texts = np.ones((12, 2), np.float32)
     texts[4] = np.inf
     np.save(tmp_path / "texts.npy", texts)
-    with pytest.raises(UserError, match=r"1 vectors are not finite, the first in row 4"):
+    with pytest.raises(UserError, match=r"1 vector is not finite, the first in row 4"):
         vector_splits(stored(tmp_path), texts=str(tmp_path / "texts.npy"))
 
 

@@ -79,7 +79,7 @@ def test_a_folder_is_embedded_and_what_is_left_out_is_counted(tmp_path, capsys):
     ]
     assert gallery.classes == ["blue"] * 3 + ["red"] * 3
     assert gallery.embeddings.argmax(axis=1).tolist() == [2] * 3 + [0] * 3
-    assert "1 images are left out" in capsys.readouterr().err
+    assert "1 image is left out" in capsys.readouterr().err
 
 
 def test_stored_embeddings_have_their_paths_classes_and_model(tmp_path):

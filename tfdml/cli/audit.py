@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 from tfdml.expressions import HUB, Arguments
 from tfdml.io.files import local_copy, partial_folder, require_local
 from tfdml.options import Color, changed, condition, option
@@ -137,7 +137,7 @@ def run_audit(flags: AuditFlags) -> None:
             write_table(folder / f"{file}.csv", columns)
         write_audit(folder / "audit.html", result, name, picture)
         os.replace(folder, out)
-    print(f"{name}: {len(table):,} images of {result.num_classes:,} classes")
+    print(f"{name}: {counted(len(table), 'image')} of {result.num_classes:,} classes")
     print("\n".join(_findings(result)))
     print(f"  {out / 'audit.html'}\n  {out / 'audit.csv'}")
 
@@ -154,14 +154,14 @@ def _new_folder(path: str) -> Path:
 def _findings(result: Audit) -> Iterator[str]:
     """Yield a line for each kind of finding."""
     counts = result.counts()
-    groups = f"{counts['group']:,} groups of near-duplicates"
+    groups = f"{counted(counts['group'], 'group')} of near-duplicates"
     classes = f"{counts['across class']:,} across classes"
     splits = f"{counts['across split']:,} across the split"
     how = "" if result.by_pixels else ", by distance alone"
     yield f"  {groups}, {classes}, {splits}{how}"
     yield f"  {counts['drop']:,} of their images to drop, {counts['check']:,} to check"
-    labels = f"{counts['label']:,} labels that other images contradict"
-    yield f"  {labels}, {counts['outlier']:,} outliers"
+    labels = f"{counted(counts['label'], 'label')} that other images contradict"
+    yield f"  {labels}, {counted(counts['outlier'], 'outlier')}"
 
 
 def _embedded(

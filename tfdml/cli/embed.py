@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, Progress
 from tfdml.cli.model_flags import DataFlags, data_choice, load_source, trained_classes
-from tfdml.errors import ERROR_TEXT, user_errors
+from tfdml.errors import ERROR_TEXT, counted, user_errors
 from tfdml.expressions import Arguments
 from tfdml.io.files import as_named, read_bytes
 from tfdml.names import TEXT, clean, lines
@@ -132,10 +132,11 @@ def embed(flags: EmbedFlags) -> None:
     count, bad = folder.manifest["count"], folder.manifest["bad_images"]
     rate = lines[0].rate(count + bad)
     print(
-        f"{count:,} embeddings of {folder.manifest['dimension']} dimensions in {flags.out}, {rate}"
+        f"{counted(count, 'embedding')} of {folder.manifest['dimension']} dimensions in "
+        f"{flags.out}, {rate}"
     )
     if bad:
-        print(f"{bad:,} images could not be read: {flags.out}/bad_images.csv")
+        print(f"{counted(bad, 'image')} could not be read: {flags.out}/bad_images.csv")
 
 
 def _about(source: EmbeddingBackend) -> dict[str, Any]:
@@ -174,7 +175,8 @@ def _embed_texts(flags: EmbedFlags) -> None:
         if not folder.manifest:
             folder.write_part(0, images.columns(), vectors)
             folder.finish(len(texts), {**about, "dataset": {"name": flags.texts}})
-    print(f"{len(texts):,} embeddings of texts of {vectors.shape[1]} dimensions in {flags.out}")
+    count = counted(len(texts), "embedding")
+    print(f"{count} of texts of {vectors.shape[1]} dimensions in {flags.out}")
 
 
 def _pass_of(flags: EmbedFlags) -> tuple[EmbeddingPass, dict[str, Any]]:

@@ -79,7 +79,7 @@ from tfdml.cli.evaluation.flags import EvaluateFlags
 from tfdml.cli.evaluation.galleries import calibrate_gallery, watch_queries
 from tfdml.cli.evaluation.splits import Split
 from tfdml.cli.evaluation.upgrades import ACROSS, OLD, SEARCHES, Upgrade
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
 from tfdml.io.files import printable, require_writable, write_json
 from tfdml.options import fields_of, flag_text
 from tfdml.run_folder import FLAGS_FILE
@@ -228,8 +228,8 @@ def _size(split: Split) -> str:
     has_parts = split.selection is not None or split.images.roles is not None
     name = f"{split.name}, {split.flags.split}" if has_parts else split.name
     num_classes = len(np.unique(split.images.labels))
-    texts = f", {len(split.items.texts):,} texts" if split.items else ""
-    return f"{name}: {len(split.images):,} images of {num_classes:,} classes{texts}"
+    texts = f", {counted(len(split.items.texts), 'text')}" if split.items else ""
+    return f"{name}: {counted(len(split.images), 'image')} of {num_classes:,} classes{texts}"
 
 
 def _write_report(split: Split, measures: Mapping[str, Any], target: dict[str, Any]) -> None:
@@ -370,7 +370,7 @@ def _depths_that_fit(ks: Sequence[int] | None, depths: Sequence[int], images: An
     fitting = ks_within(depths, available)
     if fitting == depths:
         return depths
-    reason = f"there are {available:,} images to search in"
+    reason = f"there are {counted(available, 'image')} to search in"
     if ks:
         raise UserError(f"{reason}; choose e.g. --ks={','.join(map(str, fitting))}", ks=ks)
     logging.warning(
@@ -440,7 +440,7 @@ def _verification_of_sets(split: Split) -> _Measures:
     rule_text = f"{flags.distance}, by per_class={flags.per_class}"
     if flags.groups:
         rule_text += ", the images of a group as one"
-    counts = f"{len(pairs):,} pairs of sets, {is_similar.sum():,} of one class"
+    counts = f"{counted(len(pairs), 'pair')} of sets, {is_similar.sum():,} of one class"
     print(f"  {counts}; {rule_text}")
     for name in ("accuracy", "auc", "eer"):
         print(f"  {name:<24}{100 * measures[name]:6.2f} %")
@@ -501,7 +501,7 @@ def _classification(split: Split) -> _Measures:
         classifier, embeddings[~in_gallery], labels[~in_gallery]
     )
     per_class = "" if flags.per_class == "nearest" else f" by per_class={flags.per_class}"
-    images = f"{in_gallery.sum():,} images of {len(classifier.classes):,}"
+    images = f"{counted(in_gallery.sum(), 'image')} of {len(classifier.classes):,}"
     print(
         f"  votes{per_class} in a gallery of {images} classes, every second image of half of the "
         f"classes; {result['num_known']:,} queries of these, {result['num_unknown']:,} of other "

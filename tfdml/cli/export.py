@@ -50,7 +50,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags
 from tfdml.cli.model_flags import check_ended
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
 from tfdml.export.options import ExportOptions
 from tfdml.expressions import Arguments
 from tfdml.io.files import printable, require_local
@@ -247,7 +247,7 @@ def _export_gallery(
         embedder = flags.embedder or export_embedder(folder)
         built = Retriever.build(embedder, images, flags.out, calibration=calibration, **options)
     rule = "" if flags.per_class == "nearest" else f", by per_class={flags.per_class}"
-    print(f"{built.card['items']:,} items of {built.card['classes']:,} classes{rule}")
+    print(f"{counted(built.card['items'], 'item')} of {built.card['classes']:,} classes{rule}")
     print(f"version: {printable(built.path)}")
 
 

@@ -26,7 +26,7 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 from tfdml.options import option
 
 if TYPE_CHECKING:
@@ -103,7 +103,9 @@ def index(flags: IndexFlags) -> None:
             raise UserError("is no database, the only galleries that are written", to=flags.to)
         if where:
             count = gallery.delete(where=where)
-            print(f"{count:,} rows deleted, whose {flags.delete}; {len(gallery):,} are left")
+            print(
+                f"{counted(count, 'row')} deleted, whose {flags.delete}; {len(gallery):,} are left"
+            )
         if flags.embeddings:
             _add(gallery, flags)
         if flags.build_index:
@@ -146,14 +148,16 @@ def _add(gallery: WritableGallery, flags: IndexFlags) -> None:
         )
     dimension = flags.truncate_dim or stored.embeddings.shape[1]
     place = f"{gallery.address}, {gallery.distance}"
-    print(f"{len(stored):,} embeddings of {dimension} dimensions in {place}: {counts}")
+    print(f"{counted(len(stored), 'embedding')} of {dimension} dimensions in {place}: {counts}")
     if not stored.model and not flags.model:
         print(f"{flags.embeddings} states no model, and the gallery knows none")
     if flags.prune:
-        print(f"{gallery.prune(stored, flags.prefix):,} rows deleted, not in the embeddings")
+        print(
+            f"{counted(gallery.prune(stored, flags.prefix), 'row')} deleted, not in the embeddings"
+        )
     others = len(gallery) - len(stored)
     if others:
-        print(f"the gallery holds {others:,} rows besides, from other folders or files")
+        print(f"the gallery holds {counted(others, 'row')} besides, from other folders or files")
 
 
 COMMAND = Command(

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from tfdml.cli.command_line import Command, CommandFlags, Flags, Progress
 from tfdml.data.limits import DECODER_LIMIT
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 from tfdml.expressions import Arguments
 from tfdml.options import option
 
@@ -96,7 +96,8 @@ def prepare(flags: PrepareFlags) -> None:
     count = sum(map(len, faults.values()))
     if count and flags.bad_images == "error":
         raise UserError(
-            f"{count:,} images are bad, as listed; mend or remove them, or pass --bad_images=skip"
+            f"{counted(count, 'image', 'are')} bad, as listed; mend or remove them, or pass "
+            "--bad_images=skip"
         )
 
 

@@ -370,7 +370,8 @@ def bad_images_in_words(splits: Mapping[str, ImageDataset], faults: Faults) -> s
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     named = "; ".join(" ".join(str(fault).split()) for fault in bad[:_NAMED_IN_MESSAGES])
     more = "; ..." if len(bad) > _NAMED_IN_MESSAGES else ""
-    return f"{len(bad):,} of {total:,} images are bad ({counts}): {named}{more}"
+    verb = "is" if len(bad) == 1 else "are"
+    return f"{len(bad):,} of {total:,} images {verb} bad ({counts}): {named}{more}"
 
 
 def _examine_all(

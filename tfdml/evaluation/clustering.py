@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_positive, check_share
+from tfdml.errors import UserError, check_positive, check_share, counted
 from tfdml.evaluation.intervals import Interval, freedom_of, mean_interval, rate_interval
 from tfdml.evaluation.metrics import find_metric, metric
 from tfdml.evaluation.relevance import check_labels
@@ -648,7 +648,9 @@ class Groups:
         alone = int(np.sum(sizes == 1))
         rates = ", ".join(f"{name} {100 * rate:.1f} %" for name, rate in self.expected.items())
         images = len(self.numbers) - alone
-        counts = f"{several:,} groups of {images:,} images, {alone:,} images alone"
+        counts = (
+            f"{counted(several, 'group')} of {images:,} images, {counted(alone, 'image')} alone"
+        )
         prior = f"where {100 * self.prior:.3g} % of the pairs are of one class"
         cut = f"distance {self.distance:.4g}"
         return f"{counts}; {cut}\nexpected by the held-out classes: {rates}, {prior}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.arguments import count_of_share, number
-from tfdml.errors import UserError, check_share
+from tfdml.errors import UserError, check_share, counted
 from tfdml.evaluation.drift import Baseline, QueryProfile
 from tfdml.evaluation.intervals import (
     Interval,
@@ -72,7 +72,7 @@ class Basis:
     def __str__(self) -> str:
         rule = "" if self.per_class == "nearest" else f" by per_class={self.per_class}"
         name = f" ({self.gallery})" if self.gallery else ""
-        return f"{self.images:,} images of {self.classes:,} classes{rule}{name}"
+        return f"{counted(self.images, 'image')} of {self.classes:,} classes{rule}{name}"
 
     @property
     def size(self) -> int:
@@ -88,8 +88,8 @@ class Basis:
         """Return what each rate is a share of, in words."""
         if not self.unknown_classes:
             return {
-                "far": f"{self.unknown:,} pairs of different classes",
-                "tar": f"{self.known:,} pairs of one class",
+                "far": f"{counted(self.unknown, 'pair')} of different classes",
+                "tar": f"{counted(self.known, 'pair')} of one class",
                 "precision": "the accepted pairs",
             }
         without = ", each without its own class" if self.left_out else ""

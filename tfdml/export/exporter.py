@@ -22,7 +22,7 @@ from tfdml.embeddings import embed
 from tfdml.embeddings.backends import SavedModelEmbedder, encoded_image, load_embedder, open_file
 from tfdml.embeddings.compute import slices
 from tfdml.embeddings.model_card import CARD, describe_files, fingerprint, model_card
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
 from tfdml.evaluation import Calibration, calibrate, evaluate_dataset
 from tfdml.evaluation.calibration import choose_calibration
 from tfdml.evaluation.views import ViewItems
@@ -372,7 +372,7 @@ class _Acceptance:
         faults = faults_of(measures, tolerance_of(self._options, "saved_model"))
         self._refused += [f"saved_model, texts: {fault}" for fault in faults]
         cosine = f"cosine min {measures['min_cosine']:.6f}"
-        self._report(f"{'saved_model':<21} {cosine} on {measures['images']:,} texts")
+        self._report(f"{'saved_model':<21} {cosine} on {counted(measures['images'], 'text')}")
         self.artifacts["saved_model"]["acceptance_of_texts"] = measures
 
     def require(self) -> None:
@@ -394,7 +394,8 @@ def _line(name: str, size: int, measures: Mapping[str, Any]) -> str:
             f", Recall@1 {100 * measures['recall@1']:.1f} % (Keras "
             f"{100 * measures['recall@1_keras']:.1f} %)"
         )
-    return f"{name:<21} {text} on {measures['images']:,} images of {measures['classes']} classes"
+    images = counted(measures["images"], "image")
+    return f"{name:<21} {text} on {images} of {measures['classes']} classes"
 
 
 def trained_classes(test: ImageDataset, train: ImageDataset | None) -> list[str]:

@@ -20,7 +20,7 @@ from tfdml.data.images import row_numbers
 from tfdml.embeddings.backends import EmbeddingBackend, SavedModelEmbedder, embed_readable
 from tfdml.embeddings.files import ImageTable, check_same_model, class_of_each
 from tfdml.embeddings.model_card import CARD, card_of, describe_files, fingerprint, served_version
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
 from tfdml.evaluation import Calibration, calibrate
 from tfdml.evaluation.calibration import (
     choose_calibration,
@@ -99,7 +99,8 @@ class RetrieverItems:
         counts = collections.Counter(self.ids)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise UserError(
-                f"{len(twice)} ids occur twice, the first is {twice[0]!r}: rename or remove it"
+                f"{counted(len(twice), 'id', 'occur')} twice, the first is {twice[0]!r}: rename or "
+                "remove it"
             )
         object.__setattr__(self, "embeddings", unit_rows(embeddings))
 
@@ -195,7 +196,7 @@ class RetrieverItems:
         if not len(rows):
             raise UserError("no item has a class: build it by per_class=nearest")
         if len(rows) < len(self):
-            warn(f"{len(self) - len(rows):,} items without a class are left out")
+            warn(f"leaves out {counted(len(self) - len(rows), 'item')} without a class")
         return self.take(rows)
 
     def table(self, per_class: str = "nearest") -> dict[str, Any]:

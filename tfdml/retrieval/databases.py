@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tfdml.embeddings.files import StoredEmbeddings, check_same_model, truncate
-from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, counted, user_errors
 from tfdml.io.files import Kinds, fields, parse_json, sha256_of
 from tfdml.retrieval.addresses import Address
 from tfdml.retrieval.exact import check_embeddings, row_blocks, unit_rows
@@ -90,7 +90,7 @@ class IndexRecall:
         text = f"{found} of {self.queries:,} rows of the gallery"
         if not self.unindexed:
             return text
-        return f"{text}; {self.unindexed:,} rows were added later, and are compared one by one"
+        return f"{text}; it lacks {counted(self.unindexed, 'row')} added later, compared one by one"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,7 +323,7 @@ class WritableGallery(Gallery):
         others = [id for id, texts in present.items() if texts["source"] != rows.source]
         if others and not rows.replace:
             advice = "set replace=true to replace these rows, or another prefix to keep both"
-            text = f"holds {len(others):,} ids of {name}, of other embeddings"
+            text = f"holds {counted(len(others), 'id')} of {name}, of other embeddings"
             raise UserError(f"{text}, such as {min(others)}: {advice}", uri=self.address)
         self._check_numbers(rows, name)
 
@@ -650,7 +650,7 @@ def _check_rows(rows: _NewRows, name: str) -> None:
         raise UserError(f"give {len(rows.vectors)} vectors as many ids, and no empty id")
     twice = len(rows.ids) - len(set(rows.ids))
     if twice:
-        raise UserError(f"{name}: {twice:,} ids occur more than once")
+        raise UserError(f"{name}: {counted(twice, 'id', 'occur')} more than once")
 
 
 def _source_of(prefix: str) -> str:

@@ -24,7 +24,7 @@ from tfdml.embeddings.files import (
     check_same_model,
     read_embeddings,
 )
-from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_choice, check_positive, counted, user_errors
 from tfdml.names import CLASS, ID, PATH, Kind, clean, warn
 from tfdml.retrieval.addresses import kind_of_gallery, parse
 from tfdml.retrieval.exact import check_embeddings, nearest_neighbors, row_blocks
@@ -287,7 +287,7 @@ class Gallery(abc.ABC):
         if not names:
             raise UserError(f"no row of {self.address} has a class", per_class=per_class)
         if left_out:
-            warn(f"{self.address}: {left_out:,} rows without a class are left out")
+            warn(f"{self.address}: leaves out {counted(left_out, 'row')} without a class")
         rows = Rows(names, np.concatenate(vectors), {"class": names})
         return MemoryGallery(self.address, rows, dataclasses.replace(about, per_class=per_class))
 

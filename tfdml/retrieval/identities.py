@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdml.errors import UserError, check_choice
+from tfdml.errors import UserError, check_choice, counted
 from tfdml.registry import PER_CLASS
 from tfdml.retrieval.exact import (
     check_embeddings,
@@ -370,7 +370,9 @@ def set_distances(
     missing = names[ends] != pairs
     if missing.any():
         name = pairs[missing].tolist()[0]
-        raise UserError(f"{missing.sum():,} sets have no image, the first is {name!r}", pairs=...)
+        raise UserError(
+            f"{counted(missing.sum(), 'set', 'have')} no image, the first is {name!r}", pairs=...
+        )
     numbers = group_numbers(groups, len(embeddings))
     identities = Identities(embeddings, classes, per_class, distance, numbers)
     order = np.argsort(identities.reference_classes, kind="stable")
@@ -393,7 +395,7 @@ def group_numbers(groups: Any, count: int) -> np.ndarray | None:
         return None
     values = np.asarray(groups, object)
     if values.shape != (count,):
-        raise UserError(f"give one for each of the {count:,} images", groups=...)
+        raise UserError(f"give one for each of the {counted(count, 'image')}", groups=...)
     missing = sum(value is None or value == "" or value != value for value in values)
     if missing:
         raise UserError(f"{missing:,} of {count:,} images have none", groups=...)

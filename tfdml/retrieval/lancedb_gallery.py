@@ -16,6 +16,7 @@ import lancedb
 import pyarrow as pa
 from lancedb.index import IvfFlat
 
+from tfdml.errors import counted
 from tfdml.io.files import locked
 from tfdml.retrieval.databases import WritableGallery
 from tfdml.retrieval.exact import row_blocks
@@ -116,7 +117,7 @@ class DatabaseGallery(WritableGallery):
                 if np.array_equal(vector, vectors[name]):
                     del vectors[name]
         if vectors:
-            raise OSError(f"{len(vectors):,} rows cannot be read back")
+            raise OSError(f"{counted(len(vectors), 'row')} cannot be read back")
 
     def _schema(self, dimension: int) -> pa.Schema:
         columns = [pa.field(name, pa.string(), False) for name in COLUMNS]

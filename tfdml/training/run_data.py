@@ -25,7 +25,7 @@ from tfdml.data.readers.own_images import linked_classes, read_pairs, similar_im
 from tfdml.data.readers.splits import split_classes, warn_shared_classes
 from tfdml.data.transforms import EvaluationTransform, TrainTransform
 from tfdml.embeddings.files import ImageTable, StoredEmbeddings, read_embeddings
-from tfdml.errors import ERROR_TEXT, UserError, check_share, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, check_share, counted, user_errors
 from tfdml.evaluation import dataset_protocol
 from tfdml.evaluation.metrics import DEFAULT_KS, ks_within
 from tfdml.evaluation.relevance import retrieval_task
@@ -259,7 +259,7 @@ def _named_drops(drop: str, dataset: str, names: set[str]) -> set[str]:
     named = set(map(composed, read_drops(os.path.expanduser(drop))))
     if unknown := sorted(named - names):
         raise UserError(
-            f"names {len(unknown):,} images that {dataset} does not have, such as "
+            f"names {counted(len(unknown), 'image')} that {dataset} does not have, such as "
             f"{unknown[0]!r}: correct the names, or take out the rows",
             drop=drop,
         )
@@ -324,7 +324,8 @@ def _refuse_not_finite(stored: StoredEmbeddings, **argument: str) -> None:
     bad = np.flatnonzero(~np.isfinite(stored.embeddings).all(axis=1))
     if len(bad):
         raise UserError(
-            f"{len(bad):,} vectors are not finite, the first in row {bad[0]:,}", **argument
+            f"{counted(len(bad), 'vector', 'are')} not finite, the first in row {bad[0]:,}",
+            **argument,
         )
 
 

@@ -14,7 +14,7 @@ from tfdml.data.images import FileImages
 from tfdml.data.limits import SERVING_LIMIT
 from tfdml.embeddings.backends import EmbeddingBackend, embed_readable
 from tfdml.embeddings.files import class_of_each
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 from tfdml.io.files import confined, is_remote
 from tfdml.names import split_crop_name
 from tfdml.retrieval.addresses import kind_of_gallery
@@ -184,7 +184,8 @@ def _pictures_of_folder(
 ) -> Pictures:
     dataset = load("folder", address, "all")
     print(
-        f"embedding {len(dataset):,} images; a folder of tfdml embed as --gallery keeps embeddings",
+        f"embedding {counted(len(dataset), 'image')}; a folder of tfdml embed as --gallery keeps "
+        "embeddings",
         flush=True,
     )
     readable, vectors, faults = embed_readable(model, dataset, batch_size)
@@ -192,7 +193,8 @@ def _pictures_of_folder(
         raise UserError(f"no image of {address} can be decoded; the first: {faults[0]}")
     if faults:
         print(
-            f"demo: {len(faults):,} images are left out, the first is {faults[0]}", file=sys.stderr
+            f"demo: {counted(len(faults), 'image', 'are')} left out, the first is {faults[0]}",
+            file=sys.stderr,
         )
     names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
     classes = class_of_each(dataset.labels[readable], dataset.class_names)

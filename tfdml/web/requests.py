@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdml.data.decoding import box_fault, encoded_crop, header_size, shown_size
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
 from tfdml.io.files import parse_json
 from tfdml.names import TEXT, clean
 
@@ -118,8 +118,8 @@ def _by_input(value: Any, specs: Iterable[str], what: str) -> dict[str, Any]:
 def _check_count(rows: Any, most: int) -> None:
     if isinstance(rows, list) and len(rows) > most:
         raise UserError(
-            f"the request has {len(rows):,} instances; at most {most:,} are taken: send several "
-            "requests"
+            f"the request has {counted(len(rows), 'instance')}; at most {most:,} are taken: send "
+            "several requests"
         )
 
 

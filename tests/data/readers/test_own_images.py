@@ -222,7 +222,7 @@ def test_classes_in_both_splits_and_splits_in_classes_are_warned_of(write, tmp_p
     with caplog.at_level("WARNING", logger="absl"):
         _both(write("path,label,split\na.jpg,1,train\nb.jpg,1,test\nc.jpg,1,test\nd.jpg,2,train\n"))
         assert len(own_images.read_folder(tmp_path / "x", "all")) == 4
-    assert "1 classes are in both" in caplog.text
+    assert "1 class is in both" in caplog.text
     assert "in classes are no splits" in caplog.text
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from tfdml.cli.evaluation.splits import Split, same_classes
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -88,11 +88,11 @@ class Upgrade:
     def sizes(self) -> str:
         """Return how many queries search how many images, and what is left out."""
         search = self.searches[ACROSS]
-        text = f"{len(self.labels):,} queries in {len(search['gallery']):,} images"
+        text = f"{counted(len(self.labels), 'query')} in {counted(len(search['gallery']), 'image')}"
         if search["own_rows"] is not None:
             text += ", each without its own"
         if self.left_out:
-            text += f"; {self.left_out:,} images of --model are not in --gallery, and left out"
+            text += f"; left out: {counted(self.left_out, 'image')} of --model, not in --gallery"
         if NEW not in self.searches:
             text += f"; no {NEW}: --model lacks images of --gallery"
         return text
@@ -127,7 +127,7 @@ def _rows_by_name(names: tuple[str, ...], argument: str) -> dict[str, int]:
     rows = {name: row for row, name in enumerate(names)}
     if len(rows) < len(names):
         raise UserError(
-            f"has {len(names) - len(rows):,} images whose names are there already",
+            f"has {counted(len(names) - len(rows), 'image')} whose names are there already",
             **{argument: ...},
         )
     return rows

@@ -12,7 +12,7 @@ from absl import logging
 from tfdml.data.dataset import ImageDataset
 from tfdml.data.images import FileImages
 from tfdml.data.readers.image_files import require_files
-from tfdml.errors import UserError
+from tfdml.errors import UserError, counted
 from tfdml.io.tables import Table
 from tfdml.names import crop_name, quoted, split_crop_name, warn
 
@@ -55,7 +55,8 @@ def warn_shared_classes(name: str, source: str, shared: Sequence) -> None:
     """
     if len(shared):
         first = f"(the first is {shared[0]}): metrics are not zero-shot."
-        warn(f"{name}: {len(shared)} classes are in both train and test of {source} {first}")
+        classes = counted(len(shared), "class", "are")
+        warn(f"{name}: {classes} in both train and test of {source} {first}")
 
 
 def dataset_of(
