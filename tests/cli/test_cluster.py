@@ -60,8 +60,8 @@ def test_new_images_join_known_classes_first_and_groups_second(commands, folder)
     status, output, errors = cluster(commands, folder, *known, "--prefix=new-")
     assert status == 0, errors
     assert "16 of 49 images are of known classes" in output
-    assert "4 groups of 32 images, 1 images alone" in output
-    assert "1 images in groups of fewer than 2 are left out" in output
+    assert "4 groups of 32 images, 1 image alone" in output
+    assert "left out: 1 image in groups of fewer than 2" in output
     assert "ari             100.0 %" in output
     labels = labels_of(folder)
     wanted = ["c00", "c01", "new-0001", "new-0002", "new-0003", "new-0004"]
@@ -87,13 +87,22 @@ def test_what_is_wrong_is_one_line(commands, folder):
         columns = dict(stored)
     np.savez(folder / "nameless.npz", embedding=columns["embedding"])
     np.savez(folder / "shared.npz", **columns)
+    known = f"--gallery={folder}/known.npz"
     cases = {
         "--embeddings=.*no column path": [f"--embeddings={folder}/nameless.npz"],
         "--held_out=.*has no labels": [f"--held_out={folder}/nameless.npz"],
         "49 of its images are among those to group": [f"--held_out={folder}/shared.npz"],
         "--max_distance: is missing": [f"--gallery={folder}/known.npz"],
-        "write a number or a JSON file": [f"--gallery={folder}/known.npz", "--max_distance=near"],
+        "write a number, calibrated, or a JSON file": [
+            f"--gallery={folder}/known.npz",
+            "--max_distance=near",
+        ],
         "--max_distance=1: has no effect": ["--max_distance=1"],
+        "--max_distance=-1: no euclidean distance is below 0": [known, "--max_distance=-1"],
+        "--max_distance=calibrated: the gallery has no threshold": [
+            known,
+            "--max_distance=calibrated",
+        ],
         "name a file as": [f"--out={folder}/groups.txt"],
     }
     for message, flags in cases.items():

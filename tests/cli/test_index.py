@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from pyarrow.parquet import read_table
 
+from tfdml.cli.evaluation.thresholds import MaxDistance
+from tfdml.errors import UserError
 from tfdml.retrieval import IndexRecall, WritableGallery, open_gallery
 
 pytest.importorskip("lancedb")
@@ -38,9 +40,9 @@ def test_rows_are_pruned_and_deleted(commands, uri, tmp_path):
     assert "2 ids of" in run(commands, 2, *new)
     text = run(commands, 0, *new, "--replace")
     assert "1 added, 2 replaced, 0 there already" in text
-    assert "the gallery holds 1 rows besides, from other folders or files" in text
+    assert "the gallery holds 1 row besides, from other folders or files" in text
     text = run(commands, 0, *new, "--prune")
-    assert "1 rows deleted, not in the embeddings" in text
+    assert "1 row deleted, not in the embeddings" in text
     assert "besides" not in text
     text = run(commands, 0, *index, "--delete=class=bus")
     assert "2 rows deleted, whose class=bus; 1 are left" in text
@@ -117,11 +119,11 @@ def test_a_search_by_an_index_is_measured_first(commands, uri, tmp_path):
     added = run(commands, 0, *index, f"--embeddings={tmp_path}/later.npz", "--prefix=later/")
     assert "100 added" in added
     near = run(commands, 0, *search, "--approximate", "--max_distance=0.001")
-    assert f"{measured}; 100 rows were added later, and are compared one by one" in near
+    assert f"{measured}; it lacks 100 rows added later, compared one by one" in near
     assert "nothing within --max_distance may have a neighbor that the index misses" in near
     both = run(commands, 0, *index, "--delete=id=later/0", "--build_index")
-    assert "1 rows deleted" in both
-    assert "later, and" not in both
+    assert "1 row deleted" in both
+    assert "it lacks" not in both
 
 
 def test_an_index_that_misses_too_many_is_refused(commands, uri, tmp_path, monkeypatch):
@@ -158,3 +160,18 @@ def test_an_index_that_misses_too_many_is_refused(commands, uri, tmp_path, monke
     assert "none" in refused
     refused = run(commands, 2, "index", f"--to={uri}?table=other", "--build_index")
     assert "holds no gallery: write it with tfdml index" in refused
+
+
+def test_a_number_states_no_model(caplog):
+    """Which is said where the models of queries and gallery differ."""
+    for text, model, gallery_model in (
+        ("0.5", "sha256:1", "sha256:1"),
+        ("0.5", "", "sha256:1"),
+        ("", "sha256:2", "sha256:1"),
+    ):
+        MaxDistance.read(text).check_models(model, gallery_model)
+    assert not caplog.text
+    MaxDistance.read("0.5").check_models("sha256:2", "sha256:1")
+    assert "max_distance=0.5: a number states no model, and two models are compared" in caplog.text
+    with pytest.raises(UserError, match="max_distance=nan: write a number, calibrated, or a JSON"):
+        MaxDistance.read("nan")

@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, check_web, load_tensorflow
+from tfdml.cli.evaluation.thresholds import read_calibration
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.io.files import read_json
+from tfdml.errors import counted
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES
 from tfdml.web.settings import WebSettings
@@ -97,7 +98,7 @@ def demo(flags: DemoFlags, settings: WebSettings) -> None:
         app = application(page_routes(shown, lanes), token)
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
         address = server.address_of(opened, host) + (f"/?token={token}" if token else "/")
-        count = f"{len(shown.gallery):,} images"
+        count = f"{counted(len(shown.gallery), 'image')}"
         server.serve(app, opened, f"{count} at {address} (Ctrl-C ends the demo)", lanes)
 
 
@@ -106,7 +107,6 @@ def _loaded(flags: DemoFlags) -> Demo:
     import numpy as np
     import tensorflow as tf
 
-    from tfdml.evaluation.calibration import calibration_in
     from tfdml.retrieval import open_gallery
     from tfdml.web.page import Demo, embedder_of
     from tfdml.web.pictures import pictures_of, pictures_of_gallery
@@ -128,7 +128,7 @@ def _loaded(flags: DemoFlags) -> Demo:
     gray = np.full((256, 256, 3), 127, np.uint8)
     pictures.search(page.embed(tf.io.encode_jpeg(gray).numpy()), 1)
     if flags.calibration:
-        page.calibration = calibration_in(read_json(flags.calibration), flags.calibration)
+        page.calibration = read_calibration(flags.calibration)
     elif model and pictures.distance == "euclidean":
         page.calibration = _of_card(Path(model))
     if page.calibration:

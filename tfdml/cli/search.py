@@ -41,9 +41,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tfdml.cli.command_line import Command, Flags, load_tensorflow
+from tfdml.cli.evaluation.thresholds import MaxDistance
 from tfdml.cli.model_flags import ModelFlags, kind_of_gallery, load_source
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
-from tfdml.io.files import printable, read_json, require_writable
+from tfdml.errors import UserError, counted
+from tfdml.io.files import printable, require_writable
 from tfdml.names import TEXT, clean
 from tfdml.options import changed, condition, option
 from tfdml.registry import DISTANCES, PER_CLASS
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from tfdml.embeddings.files import StoredEmbeddings
-    from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
     from tfdml.retrieval import Gallery, WritableGallery
 
@@ -158,7 +158,7 @@ def search(flags: SearchFlags) -> None:
     _check_flags(flags)
     kind = kind_of_gallery(flags.gallery)
     # Read first, as embedding queries takes a while.
-    limit = _max_distance(flags, kind)
+    within = MaxDistance.read(flags.max_distance, "texts" if flags.text else "images")
     itself = _searched_itself(flags)
     if itself is not None:
         if flags.per_class != "nearest":
@@ -166,10 +166,10 @@ def search(flags: SearchFlags) -> None:
                 "searches a gallery by other images: name other --queries",
                 per_class=flags.per_class,
             )
-        limit = _limit_of(flags, limit, flags.distance, len(itself))
+        limit = within.of_gallery(None).for_searches(flags.distance, len(itself))
         results = _in_itself(itself, flags)
     else:
-        results, limit = _in_gallery(flags, kind, limit)
+        results, limit = _in_gallery(flags, kind, within)
     results = results.within(limit)
     _print(results, limit)
     if flags.out:
@@ -189,10 +189,9 @@ def _check_flags(flags: SearchFlags) -> None:
 
 
 def _in_gallery(
-    flags: SearchFlags, kind: str, limit: float | Calibration | None
+    flags: SearchFlags, kind: str, within: MaxDistance
 ) -> tuple[RetrievalResults, float]:
     """Return the neighbors in a gallery, and within which distance they are printed."""
-    from tfdml.evaluation import Calibration
     from tfdml.results import RetrievalResults
     from tfdml.retrieval import WritableGallery, open_gallery
 
@@ -204,23 +203,15 @@ def _in_gallery(
         size = len(gallery)
         if not size:
             raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
-        if limit is None and gallery.calibration is None:
-            raise UserError(
-                f"{flags.gallery} has no threshold: export it with --calibrate=fpir=0.01, or give "
-                "a number",
-                max_distance="calibrated",
-            )
-        limit_of_gallery = gallery.calibration if limit is None else limit
         about = gallery.about
         assert about is not None  # it is not empty
-        limit = _limit_of(flags, limit_of_gallery, about.distance, size, about.per_class)
+        within = within.of_gallery(gallery.calibration)
+        limit = within.for_searches(about.distance, size, about.per_class)
         if flags.approximate:
             assert isinstance(gallery, WritableGallery)  # as `is_in_database` says
             _check_recall(gallery, flags)
         queries = _read_or_embed_queries(flags, kind)
-        if isinstance(limit_of_gallery, Calibration):
-            with user_errors(UserError, ERROR_TEXT, max_distance=flags.max_distance):
-                limit_of_gallery.check_models(queries.model, about.model)
+        within.check_models(queries.model, about.model)
         exact = not flags.approximate
         neighbors = gallery.search(queries.vectors, flags.k, model=queries.model, exact=exact)
         named = neighbors.columns["class"].any()
@@ -267,53 +258,6 @@ def _truth(queries: _Queries, gallery: Gallery) -> tuple[np.ndarray | None, dict
     return queries.classes, counts
 
 
-def _max_distance(flags: SearchFlags, kind: str) -> float | Calibration | None:
-    """Return the largest distance of a neighbor, or the threshold of a file; None for that of the
-    gallery itself."""
-    from tfdml.arguments import number
-    from tfdml.evaluation.calibration import calibration_in
-
-    text = flags.max_distance
-    if text == "calibrated":
-        if flags.text:
-            raise UserError(
-                "the gallery's threshold is of images as queries, not of texts", max_distance=text
-            )
-        if kind not in _EMBEDS_ITSELF:
-            raise UserError(
-                "only a retriever has a threshold; give a number or a JSON file", max_distance=text
-            )
-        return None
-    if text.endswith(".json"):
-        return calibration_in(read_json(text), text, "texts" if flags.text else "images")
-    with user_errors(ValueError, "write a number, calibrated, or a JSON file", max_distance=text):
-        return number("max_distance", float(text)) if text else float("inf")
-
-
-def _limit_of(
-    flags: SearchFlags,
-    limit: float | Calibration | None,
-    distance: str,
-    size: int,
-    per_class: str = "nearest",
-) -> float:
-    """Return the largest distance of a neighbor, and print it."""
-    from tfdml.evaluation import Calibration
-
-    text = flags.max_distance
-    if isinstance(limit, Calibration):
-        with user_errors(UserError, ERROR_TEXT, max_distance=text):
-            print(limit.for_searches(distance, size, per_class))
-        limit = limit.threshold
-    value = float("inf") if limit is None else limit
-    # Products alone may be below 0.
-    if value < 0 and distance != "dot":
-        raise UserError(f"no {distance} distance is below 0", max_distance=text)
-    bound = "" if value == float("inf") else f", at most {value:.9g}"
-    print(f"{distance} distances{bound}")
-    return value
-
-
 def _print(results: RetrievalResults, limit: float) -> None:
     named = ("query", "rank", "id", "distance", "relevant", "num_relevant", "query_class")
     for values in zip(*results.columns.values(), strict=True):
@@ -328,7 +272,7 @@ def _print(results: RetrievalResults, limit: float) -> None:
         print(f"  {row['rank']:>4}  {row['distance']:8.4f}  {'  '.join(texts)}")
     itself = (results.column("query") == results.column("id")) & (results.column("distance") == 0)
     if itself.any():
-        print(f"{itself.sum():,} queries find their own image, which counts")
+        print(f"{counted(itself.sum(), 'query', 'find')} their own image, which counts")
     if "relevant" in results.columns and results.column("num_relevant").any():
         first = (results.column("rank") == 1) & (results.column("num_relevant") > 0)
         print(f"Recall@1 {100 * results.column('relevant')[first].mean():.2f} %")

@@ -27,15 +27,15 @@ from typing import TYPE_CHECKING
 
 from tfdml.cli.cluster.flags import ClusterFlags
 from tfdml.cli.command_line import Command, Flags
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
-from tfdml.io.files import printable, read_json, require_writable
+from tfdml.cli.evaluation.thresholds import MaxDistance
+from tfdml.errors import UserError, counted
+from tfdml.io.files import printable, require_writable
 from tfdml.names import warn
 
 if TYPE_CHECKING:
     import numpy as np
 
     from tfdml.embeddings.files import StoredEmbeddings
-    from tfdml.retrieval import Gallery
 
 
 def cluster(flags: ClusterFlags) -> None:
@@ -56,7 +56,7 @@ def cluster(flags: ClusterFlags) -> None:
         labels = _join_known(images, flags)
     rest = np.flatnonzero(labels == "")
     if len(rest) < 2:
-        print(f"{len(rest):,} images are left to group")
+        print(f"{counted(len(rest), 'image', 'are')} left to group")
     else:
         groups = group(
             images.embeddings[rest],
@@ -100,10 +100,16 @@ def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
 
     from tfdml.retrieval import open_gallery
 
+    within = MaxDistance.read(flags.max_distance)
     with open_gallery(flags.gallery) as gallery:
-        limit = _limit(flags, gallery, images.model)
+        about = gallery.about
+        if about is None or not len(gallery):
+            raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
+        within = within.of_gallery(gallery.calibration)
+        limit = within.for_searches(about.distance, len(gallery), about.per_class)
+        within.check_models(images.model, about.model)
         neighbors = gallery.search(images.embeddings, 1, model=images.model)
-        if gallery.about and gallery.about.classes_are_numbers:
+        if about.classes_are_numbers:
             warn(f"{flags.gallery}: classes are numbers, which mean something in one file alone")
     is_near = neighbors.distances[:, 0] <= limit
     classes = neighbors.columns["class"][:, 0]
@@ -111,27 +117,9 @@ def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
     labels = np.where(is_near & named, classes, "").astype(object)
     if np.any(is_near & ~named):
         count = np.sum(is_near & ~named)
-        warn(f"{count:,} images are nearest to an image without a class: they are grouped")
+        warn(f"{counted(count, 'image', 'are')} nearest to an image without a class, and grouped")
     print(f"{np.sum(labels != ''):,} of {len(labels):,} images are of known classes")
     return labels
-
-
-def _limit(flags: ClusterFlags, gallery: Gallery, model: str) -> float:
-    """Return the largest distance of an image of a known class."""
-    from tfdml.arguments import number
-    from tfdml.evaluation.calibration import calibration_in
-
-    text = flags.max_distance
-    if not text.endswith(".json"):
-        with user_errors(ValueError, "write a number or a JSON file", max_distance=text):
-            return number("max_distance", float(text))
-    calibration = calibration_in(read_json(text), text)
-    rule = gallery.about.per_class if gallery.about else "nearest"
-    with user_errors(UserError, ERROR_TEXT, max_distance=text):
-        calibration.for_searches(gallery.distance, len(gallery), rule)
-        calibration.check_models(model, gallery.about.model if gallery.about else "")
-    print(calibration)
-    return calibration.threshold
 
 
 def _measure(images: StoredEmbeddings, rows: np.ndarray, numbers: np.ndarray) -> None:
@@ -168,8 +156,8 @@ def _write(images: StoredEmbeddings, labels: np.ndarray, flags: ClusterFlags) ->
         raise UserError("no image is of a known class or a group: nothing is written")
     write_table(flags.out, {"path": paths, "label": [labels[row] for row in rows]})
     left_out = len(labels) - len(rows)
-    print(f"{left_out:,} images in groups of fewer than {flags.min_images} are left out")
-    print(f"written: {printable(flags.out)}, {len(rows):,} images")
+    print(f"left out: {counted(left_out, 'image')} in groups of fewer than {flags.min_images}")
+    print(f"written: {printable(flags.out)}, {counted(len(rows), 'image')}")
 
 
 COMMAND = Command("cluster", cluster, Flags(ClusterFlags), __doc__, needs_tensorflow=False)

@@ -45,8 +45,8 @@ class ClusterFlags(CommandFlags):
     max_distance: str = option(
         "",
         requires="gallery",
-        help="Within it images join a known class: a number, or a JSON file of tfdml evaluate "
-        "--target=fpir=0.01.",
+        help="Within it images join a known class: a number, a JSON file of tfdml evaluate "
+        "--target=fpir=0.01, or calibrated, the threshold of a retriever.",
     )
     min_images: int = option(2, at_least=1, help="The size of the smallest group in the list.")
     prefix: str = option("group-", help="Put before the numbers of groups, for their names.")

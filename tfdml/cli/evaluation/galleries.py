@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from tfdml.cli.command_line import load_tensorflow
 from tfdml.cli.evaluation.flags import EvaluateFlags
+from tfdml.cli.evaluation.thresholds import read_calibration
 from tfdml.cli.model_flags import DataChoice, kind_of_gallery, load_source, trained_names
-from tfdml.errors import ERROR_TEXT, UserError, user_errors
-from tfdml.io.files import printable, read_json
+from tfdml.errors import ERROR_TEXT, UserError, counted, user_errors
+from tfdml.io.files import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -83,7 +84,7 @@ class GallerySide:
                 f"is a {kind}: name the images or the embeddings that it was made from",
                 **{name: getattr(flags, name)},
             )
-        count = f"{len(side.classes):,} images of {len(set(side.classes)):,} classes"
+        count = f"{counted(len(side.classes), 'image')} of {len(set(side.classes)):,} classes"
         print(f"{name} {printable(getattr(flags, name))}: {count}")
         return side
 
@@ -215,9 +216,8 @@ def _report_trained(model: str, sides: Mapping[str, GallerySide]) -> None:
 def watch_queries(flags: EvaluateFlags) -> tuple[Drift, dict[str, Any]]:
     """Print how later queries differ from those of a calibration, and return it, also for JSON."""
     from tfdml.embeddings.files import check_same_model
-    from tfdml.evaluation.calibration import calibration_in
 
-    calibration = calibration_in(read_json(flags.watch), flags.watch)
+    calibration = read_calibration(flags.watch)
     with user_errors(UserError, ERROR_TEXT, watch=flags.watch):
         calibration.for_searches(calibration.distance)
     source = _source(flags)
@@ -236,12 +236,13 @@ def watch_queries(flags: EvaluateFlags) -> tuple[Drift, dict[str, Any]]:
             unknown_share=flags.unknown_share,
         )
     print(
-        f"{drift.count:,} queries; threshold {calibration.threshold:.6g} for {calibration.target}"
+        f"{counted(drift.count, 'query')}; threshold {calibration.threshold:.6g} for "
+        f"{calibration.target}"
     )
     print(drift)
     print(
         f"  without a change, all are in their intervals in {100 * drift.level:g} % of weeks; "
-        f"classes are found by {drift.compared:,} queries"
+        f"classes are found by {counted(drift.compared, 'query')}"
     )
     document = _named(flags, "watch", "model", "gallery")
     return drift, {**document, "queries": list(map(printable, flags.queries)), **drift.to_dict()}
