@@ -403,8 +403,7 @@ class TrainingRun:
         return self._embeddings[split]
 
 
-# Both starts of a run, and those of a second data set: where `result.json` holds them, and the
-# first line of `metrics.jsonl`.
+# By the key in `result.json`: the name of a start in the first line of `metrics.jsonl`.
 _STARTS = {
     "metrics_features": "features",
     "metrics_before": "test",
@@ -520,11 +519,8 @@ def _interpolate(
         start = load_keras_model(copy)
     is_random = not (experiment.start_from or isinstance(experiment.head, Whitened))
     end = learner.embedder
-    result: dict[str, Any] = {
-        "share": share,
-        "chosen": "as was asked for",
-        "backbone_alone": is_random,
-    }
+    result: dict[str, Any] = {"share": share, "backbone_alone": is_random}
+    result["chosen"] = "as was asked for"
     if share is None:
         measure = functools.partial(_measure_forgetting, evaluator)
         result["share"], result["metrics"] = choose_share(start, end, measure, is_random)
@@ -582,8 +578,7 @@ def _unmeasured(experiment: Experiment, splits: Splits) -> dict[str, Any]:
     classes = f"all {splits.train.num_classes} classes of {experiment.data_name}"
     origin = f"the metrics are those of {experiment.final_of}"
     protocol = f"trained on {classes}, and measured on none: {origin}"
-    selection = _SELECTION["last"]
-    return {"intervals": {}, "metrics": {}, "protocol": protocol, "selection": selection}
+    return {"intervals": {}, "metrics": {}, "protocol": protocol, "selection": _SELECTION["last"]}
 
 
 def _measured(
