@@ -135,7 +135,7 @@ def test_pairs_of_sets(commands, vectors, tmp_path):
         assert {name: result[name] for name in expected} == expected
         assert "20 pairs of sets, 10 of one class; cosine, by per_class=" + rule in text
     for line, message in (
-        ("set 1,nobody,1", "sets have no image, the first is 'nobody'"),
+        ("set 1,nobody,1", "1 set has no image, the first is 'nobody'"),
         ("set 1,set 2,junk", "0 or 1"),
     ):
         (tmp_path / "pairs.csv").write_text("\n".join(["a,b,similar", *lines, line]))
