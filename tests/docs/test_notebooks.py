@@ -13,7 +13,7 @@ from tests.support.processes import run_python
 RUNS = [(path.stem, "tensorflow") for path in NOTEBOOKS if path.stem != "plain_keras"]
 RUNS += [("plain_keras", "jax"), ("plain_keras", "torch")]
 # The first epochs of a long training show the gain; the shop is about its steps.
-SHORTER = {"epochs=15": "epochs=3", "epochs=10": "epochs=1"}
+SHORTER = {"epochs=15": "epochs=3", "epochs=10": "epochs=1", "range(140)": "range(40)"}
 
 
 def run_commands(code):
