@@ -98,7 +98,7 @@ def demo(flags: DemoFlags, settings: WebSettings) -> None:
         app = application(page_routes(shown, lanes), token)
         host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
         address = server.address_of(opened, host) + (f"/?token={token}" if token else "/")
-        count = f"{counted(len(shown.gallery), 'image')}"
+        count = counted(len(shown.gallery), "image")
         server.serve(app, opened, f"{count} at {address} (Ctrl-C ends the demo)", lanes)
 
 

@@ -226,13 +226,13 @@ def _in_gallery(
 
 def _check_recall(gallery: WritableGallery, flags: SearchFlags) -> None:
     """Print the recall of a database's index, and refuse one that misses too many."""
-    measured = gallery.measure_index(flags.k)
-    if measured.recall < flags.min_recall:
+    result = gallery.measure_index(flags.k)
+    if result.recall < flags.min_recall:
         raise UserError(
-            f"{measured}: search without --approximate, or accept a smaller recall",
+            f"{result}: search without --approximate, or accept a smaller recall",
             min_recall=flags.min_recall,
         )
-    print(measured)
+    print(result)
     if flags.max_distance:
         print(
             "a query with nothing within --max_distance may have a neighbor that the index misses"

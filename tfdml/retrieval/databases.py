@@ -86,8 +86,8 @@ class IndexRecall:
     unindexed: int = 0
 
     def __str__(self) -> str:
-        found = f"the index finds {100 * self.recall:.1f} % of the {self.k} nearest"
-        text = f"{found} of {self.queries:,} rows of the gallery"
+        recall = f"the index finds {100 * self.recall:.1f} % of the {self.k} nearest"
+        text = f"{recall} of {self.queries:,} rows of the gallery"
         if not self.unindexed:
             return text
         return f"{text}; it lacks {counted(self.unindexed, 'row')} added later, compared one by one"
