@@ -217,11 +217,12 @@ def test_words_find_images(browser, demo):
 
 def test_the_answer_is_that_of_the_last_image(browser, demo, tmp_path):
     """Also where that of another is late, and where something else than the page answers."""
-    is_late, is_answered = threading.Event(), threading.Event()
+    has_begun, is_late, is_answered = threading.Event(), threading.Event(), threading.Event()
 
     def embed_late(data):
         color = embed(data)
         if color[0] > 0.5:
+            has_begun.set()
             is_late.wait(60)
             is_answered.set()
         return color
@@ -230,6 +231,8 @@ def test_the_answer_is_that_of_the_last_image(browser, demo, tmp_path):
     with shown(browser, dataclasses.replace(demo, embed=embed_late)) as page:
         drop(page, slow)
         expect(page.locator("#message")).to_have_text("Searching ...")
+        # The page drops a request that another follows: one that no server has read is not answered.
+        assert has_begun.wait(60)
         drop(page, fast)
         expect(page.locator("#message")).to_contain_text("Found: blue")
         is_late.set()
