@@ -52,11 +52,13 @@ def main(marks, groups):
                 group = waiting.pop(0)
                 running[fork(run, group, marks, log)] = group, log
                 continue
-            pid, status = os.wait()
+            pid, status, usage = os.wait3(0)
             group, log = running.pop(pid)
             status = os.waitstatus_to_exitcode(status)
+            seconds = usage.ru_utime + usage.ru_stime  # with those of its children
             log.seek(0)
-            print(log.read(), f"\ntests/{group}: exit status {status}", flush=True)
+            end = f"\ntests/{group}: exit status {status}, {seconds:.0f} s of processor time"
+            print(log.read(), end, flush=True)
             failed |= status not in (0, 5)  # 5: there are no such tests
     return failed
 
