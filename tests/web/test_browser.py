@@ -231,7 +231,7 @@ def test_the_answer_is_that_of_the_last_image(browser, demo, tmp_path):
     with shown(browser, dataclasses.replace(demo, embed=embed_late)) as page:
         drop(page, slow)
         expect(page.locator("#message")).to_have_text("Searching ...")
-        # The page drops a request that another follows: one that no server has read is not answered.
+        # The page drops a request that another follows: one that no server reads is not answered.
         assert has_begun.wait(60)
         drop(page, fast)
         expect(page.locator("#message")).to_contain_text("Found: blue")
