@@ -60,7 +60,7 @@ def test_images_are_audited_and_names_are_text(commands, tmp_path):
     )
 
 
-def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatch):
+def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatch, caplog):
     for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
         (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (20, 10), (90, 10 * len(name), 0)).save(tmp_path / "photos" / name)
@@ -81,3 +81,4 @@ def test_networks_and_views_are_those_of_training(commands, tmp_path, monkeypatc
     )
     assert status == 0, errors
     assert embedded == [(4, EvaluationTransform(18, 16, "pad", (255, 255, 255)), 2)] * 2
+    assert "--weights=none: the network is random" in caplog.text

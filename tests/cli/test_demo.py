@@ -78,3 +78,14 @@ def test_this_machine_needs_no_token_and_another_dimension_is_refused(commands, 
     assert announcement == f"8 images at http://127.0.0.1:{port}/ (Ctrl-C ends the demo)"
     status, _, errors = commands.run("demo", *flags, f"--gallery={folder}/5.npz")
     assert (status, "dimension" in errors, served) == (2, True, []), errors
+
+
+def test_a_threshold_of_other_models_is_refused(commands, folder, served):
+    labels = np.repeat(np.arange(6), 4)
+    vectors = np.random.default_rng(0).normal(size=(24, 4))
+    two = calibrate(vectors, labels, fpir=0.2).measured_on(model="sha256:1", gallery_model="old")
+    (folder / "two.json").write_text(json.dumps({"calibration": two.to_dict()}))
+    flags = [f"--model={folder}/model.keras", f"--gallery={folder}/photos", "--port=0"]
+    status, _, errors = commands.run("demo", *flags, f"--calibration={folder}/two.json")
+    assert (status, served) == (2, []), errors
+    assert "the threshold is of" in errors

@@ -32,6 +32,7 @@ from tfdml.cli.model_flags import DataFlags, data_choice, load_source
 from tfdml.errors import UserError, counted
 from tfdml.expressions import HUB, Arguments
 from tfdml.io.files import local_copy, partial_folder, require_local
+from tfdml.names import warn
 from tfdml.options import Color, changed, condition, option
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def _embedded(
 ) -> tuple[str, np.ndarray, ImageTable, Callable[[int], np.ndarray] | None]:
     """Return what the images are called, their embeddings, their table, and the images where they
     are there."""
+    import keras
     import numpy as np
 
     from tfdml import backbones
@@ -193,6 +195,9 @@ def _embedded(
         view = EvaluationTransform(flags.resize or size, size, flags.resize_mode, flags.pad_color)
         usual = "none" if flags.backbone.startswith(HUB) else "imagenet"
         weights = local_copy(os.path.expanduser(flags.weights or usual))
+        if weights == "none" and not flags.backbone.startswith(HUB):
+            warn("--weights=none: the network is random, so that only near-duplicates mean much")
+            keras.utils.set_random_seed(0)
         backbone = backbones.resolve(flags.backbone, size, weights)
         embedder = Embedder(backbone, embedding_dim=0, image_size=size)
         batches = [evaluation_batches(split, view, flags.batch_size) for split in splits]

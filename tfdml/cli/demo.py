@@ -119,11 +119,13 @@ def _loaded(flags: DemoFlags) -> Demo:
         pictures = pictures_of_gallery(retriever, folder, retriever.about.model)
         page = Demo(pictures, lambda data: retriever.embed(data)[0], str(retriever.path))
         page.calibration = retriever.calibration
+        fingerprint = pictures.model
     else:
         source = load_source(flags)
         pictures = pictures_of(address, source, folder, flags.distance, flags.batch_size)
         page = Demo(pictures, embedder_of(source), model)
         page.embed_texts = source.embed_texts if source.embeds_texts else None
+        fingerprint = source.fingerprint()
     # So that the first search does not wait, and a model of another dimension is refused.
     gray = np.full((256, 256, 3), 127, np.uint8)
     pictures.search(page.embed(tf.io.encode_jpeg(gray).numpy()), 1)
@@ -133,6 +135,7 @@ def _loaded(flags: DemoFlags) -> Demo:
         page.calibration = _of_card(Path(model))
     if page.calibration:
         page.calibration.for_searches(pictures.distance, len(pictures))
+        page.calibration.check_models(fingerprint, pictures.model)
     return page
 
 

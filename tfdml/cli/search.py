@@ -166,12 +166,12 @@ def search(flags: SearchFlags) -> None:
                 "searches a gallery by other images: name other --queries",
                 per_class=flags.per_class,
             )
-        limit = within.of_gallery(None).for_searches(flags.distance, len(itself))
+        within = within.for_searches(flags.distance, len(itself))
         results = _in_itself(itself, flags)
     else:
-        results, limit = _in_gallery(flags, kind, within)
-    results = results.within(limit)
-    _print(results, limit)
+        results, within = _in_gallery(flags, kind, within)
+    results = results.within(within.value)
+    _print(results, within.value)
     if flags.out:
         results.write(flags.out)
         print(f"written: {printable(flags.out)}")
@@ -190,7 +190,7 @@ def _check_flags(flags: SearchFlags) -> None:
 
 def _in_gallery(
     flags: SearchFlags, kind: str, within: MaxDistance
-) -> tuple[RetrievalResults, float]:
+) -> tuple[RetrievalResults, MaxDistance]:
     """Return the neighbors in a gallery, and within which distance they are printed."""
     from tfdml.results import RetrievalResults
     from tfdml.retrieval import WritableGallery, open_gallery
@@ -200,13 +200,9 @@ def _in_gallery(
     distance = flags.distance if kind == "embeddings" else ""
     rule = "" if flags.per_class == "nearest" else flags.per_class
     with open_gallery(flags.gallery, distance=distance, per_class=rule) as gallery:
-        size = len(gallery)
-        if not size:
-            raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
+        within = within.of_gallery(gallery)
         about = gallery.about
         assert about is not None  # it is not empty
-        within = within.of_gallery(gallery.calibration)
-        limit = within.for_searches(about.distance, size, about.per_class)
         if flags.approximate:
             assert isinstance(gallery, WritableGallery)  # as `is_in_database` says
             _check_recall(gallery, flags)
@@ -221,7 +217,7 @@ def _in_gallery(
     results = RetrievalResults.of_neighbors(
         queries.names, neighbors, classes=classes, class_counts=counts
     )
-    return results, limit
+    return results, within
 
 
 def _check_recall(gallery: WritableGallery, flags: SearchFlags) -> None:

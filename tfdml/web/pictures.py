@@ -35,6 +35,7 @@ class Pictures:
         classes: (N,) names or numbers; None: there are none.
         folder: Where the images are. No file of outside is opened; empty: no image is shown.
         distance: As `nearest_neighbors`.
+        model: The fingerprint of the model that embedded them; empty: unknown.
 
     Raises:
         UserError: The embeddings are not finite.
@@ -52,8 +53,10 @@ class Pictures:
         classes: Any = None,
         folder: str = "",
         distance: str = "euclidean",
+        model: str = "",
     ):
         self.title = title
+        self.model = model
         self.names = names
         self.folder = folder
         self.embeddings = check_embeddings(embeddings)
@@ -176,7 +179,9 @@ def pictures_of_gallery(gallery: Gallery, folder: str, model: str) -> Pictures:
     names = [path or name for name, path in zip(rows.ids, paths, strict=True)]
     classes = rows.columns["class"]
     named = classes if any(classes) else None
-    return Pictures(gallery.address, names, rows.vectors, named, folder, about.distance)
+    return Pictures(
+        gallery.address, names, rows.vectors, named, folder, about.distance, about.model
+    )
 
 
 def _pictures_of_folder(
@@ -198,4 +203,4 @@ def _pictures_of_folder(
         )
     names = [os.path.relpath(dataset.images.name(row), address) for row in readable]
     classes = class_of_each(dataset.labels[readable], dataset.class_names)
-    return Pictures(address, names, vectors, classes, address, distance)
+    return Pictures(address, names, vectors, classes, address, distance, model.fingerprint())

@@ -102,16 +102,14 @@ def _join_known(images: StoredEmbeddings, flags: ClusterFlags) -> np.ndarray:
 
     within = MaxDistance.read(flags.max_distance)
     with open_gallery(flags.gallery) as gallery:
+        within = within.of_gallery(gallery)
         about = gallery.about
-        if about is None or not len(gallery):
-            raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
-        within = within.of_gallery(gallery.calibration)
-        limit = within.for_searches(about.distance, len(gallery), about.per_class)
+        assert about is not None  # it is not empty
         within.check_models(images.model, about.model)
         neighbors = gallery.search(images.embeddings, 1, model=images.model)
         if about.classes_are_numbers:
             warn(f"{flags.gallery}: classes are numbers, which mean something in one file alone")
-    is_near = neighbors.distances[:, 0] <= limit
+    is_near = neighbors.distances[:, 0] <= within.value
     classes = neighbors.columns["class"][:, 0]
     named = np.array([bool(name) for name in classes])
     labels = np.where(is_near & named, classes, "").astype(object)

@@ -12,6 +12,7 @@ from tfdml.names import warn
 
 if TYPE_CHECKING:
     from tfdml.evaluation import Calibration
+    from tfdml.retrieval import Gallery
 
 
 def read_calibration(path: str, queries: str = "images") -> Calibration:
@@ -67,26 +68,23 @@ class MaxDistance:
         with user_errors(ValueError, advice, max_distance=text):
             return cls(text, number("max_distance", float(text)) if text else float("inf"))
 
-    def of_gallery(self, calibration: Calibration | None) -> MaxDistance:
-        """Return the same, with the threshold of a gallery where that is meant.
+    def of_gallery(self, gallery: Gallery) -> MaxDistance:
+        """Return the distance of searches of a gallery, whose own threshold may be meant.
 
         Args:
-            calibration: The gallery's; None: it has none.
+            gallery: The gallery.
 
         Raises:
-            UserError: It is meant, and there is none.
+            UserError: It is empty, or as `for_searches`.
         """
-        if self.limit is not None:
-            return self
-        if calibration is None:
-            raise UserError(
-                "the gallery has no threshold: export a retriever with --calibrate=fpir=0.01, or "
-                "give a number or a JSON file",
-                max_distance=self.text,
-            )
-        return dataclasses.replace(self, limit=calibration)
+        about = gallery.about
+        if about is None or not len(gallery):
+            raise UserError("is empty: write it with tfdml index", gallery=gallery.address)
+        limit = gallery.calibration if self.limit is None else self.limit
+        within = dataclasses.replace(self, limit=limit)
+        return within.for_searches(about.distance, len(gallery), about.per_class)
 
-    def for_searches(self, distance: str, size: int, per_class: str = "nearest") -> float:
+    def for_searches(self, distance: str, size: int, per_class: str = "nearest") -> MaxDistance:
         """Return and print the distance, if it holds for searches of a gallery.
 
         Args:
@@ -95,20 +93,31 @@ class MaxDistance:
             per_class: What stands for a class.
 
         Raises:
-            UserError: As `Calibration.for_searches`, or no distance is so small.
+            UserError: As `Calibration.for_searches`, the gallery's threshold is meant and there is
+                none, or no distance is so small.
         """
         limit = self.limit
-        assert limit is not None  # as `of_gallery` sees to
+        if limit is None:
+            raise UserError(
+                "the gallery has no threshold: export a retriever with --calibrate=fpir=0.01, or "
+                "give a number or a JSON file",
+                max_distance=self.text,
+            )
         if not isinstance(limit, float):
             with user_errors(UserError, ERROR_TEXT, max_distance=self.text):
                 print(limit.for_searches(distance, size, per_class))
-            limit = limit.threshold
         # Products alone may be below 0.
-        if limit < 0 and distance != "dot":
+        if self.value < 0 and distance != "dot":
             raise UserError(f"no {distance} distance is below 0", max_distance=self.text)
-        bound = "" if limit == float("inf") else f", at most {limit:.9g}"
+        bound = "" if self.value == float("inf") else f", at most {self.value:.9g}"
         print(f"{distance} distances{bound}")
-        return limit
+        return self
+
+    @property
+    def value(self) -> float:
+        """The distance, after `for_searches`."""
+        assert self.limit is not None  # as `for_searches` sees to
+        return self.limit if isinstance(self.limit, float) else self.limit.threshold
 
     def check_models(self, model: str, gallery_model: str) -> None:
         """Raise a `UserError` where the threshold is not of these models.
