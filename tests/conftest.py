@@ -11,8 +11,16 @@ import sys
 
 import pytest
 
+from tests.support.marks import QUICK_XLA
+
 # Two processes with as many threads each wait for one another in every loop of faiss.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config):
+    """Have XLA compile quickly for the slow tests. The quick ones compile as users do."""
+    if config.option.markexpr == "slow":
+        os.environ.setdefault("XLA_FLAGS", QUICK_XLA)
 
 
 @pytest.fixture(scope="session")

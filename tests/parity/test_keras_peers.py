@@ -31,7 +31,9 @@ class Peer:
     def run(self, script, *arguments, timeout=600):
         """Run a script there."""
         command = [str(self.python), str(ROOT / "tests" / "parity" / script), *map(str, arguments)]
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **self.environment}
+        # Flags of XLA that a version does not know end its process.
+        nothing = {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+        environment = {**os.environ, **nothing, **self.environment}
         result = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout, check=False
         )
