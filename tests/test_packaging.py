@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib.metadata
+import json
 import os
 import pathlib
 import re
@@ -17,7 +18,6 @@ import pytest
 
 from tests.docs import installed
 from tests.docs.pages import blocks
-from tests.support import fork_server
 from tfdml.version import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -157,73 +157,23 @@ def test_the_wheel_works_in_an_empty_environment(environment, tmp_path):
     assert (tmp_path / "serving" / "client.py").is_file()
 
 
-def run_command(program, folder, words, server=None):
-    """Run a program in a folder, as a fork of a server that has imported what it needs."""
-    done = fork_server.run(program, *words, cwd=folder, timeout=600, server=server)
-    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-1000:]
-
-
-@pytest.fixture(scope="module")
-def tfdml(environment):
-    """Run the installed command in a folder."""
-    modules = ("tensorflow", "keras", "faiss", "sklearn.metrics")
-    server = fork_server.start_in(environment / "bin" / "python", modules)
-    yield lambda folder, *words: run_command(environment / "bin" / "tfdml", folder, words, server)
-    server.close()
-
-
-def forked(folder, *words):
-    """Run the command of the checkout in a folder."""
-    run_command("tfdml", folder, words)
-
-
-@pytest.fixture(scope="module")
-def once():
-    """Run a command in a folder; where it ran for another page, link what it made there."""
-    made = {}
-
-    def run(tfdml, folder, words):
-        paths = dict(
-            word.split("=", 1) for word in words if word.startswith(("--run_dir=", "--out="))
-        )
-        path = paths.get("--out", paths.get("--run_dir", ""))
-        if (key := tuple(words)) in made and not (folder / path).exists():
-            (folder / path).parent.mkdir(exist_ok=True)
-            (folder / path).symlink_to(made[key])
-        else:
-            tfdml(folder, *words)
-            if path:
-                made[key] = folder / path
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def finished(once, tfdml, tmp_path_factory):
-    """A folder with what pages start from: a finished run, and a preset of a foundation model."""
-    from tests.backbones.hub_networks import preset
-
-    folder = tmp_path_factory.mktemp("finished")
-    once(
-        tfdml,
-        folder,
-        installed.made_small(
-            ["train", "--flagfile=configs/quickstart.flags", "--run_dir=runs/glyphs"]
-        ),
-    )
-    preset(folder / "preset", "dinov2")
-    return folder
+# One process for all: TensorFlow takes longer to import than most of them to run.
+COMMANDS = """
+import json, sys
+from tfdml import cli
+for words in json.loads(sys.argv[1]):
+    try:
+        cli.main(words)
+    except SystemExit as end:
+        assert end.code == 0, words
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in installed.PAGES if installed.commands(page)])
-def test_the_commands_of_a_page_run(page, once, tfdml, finished, tmp_path):
-    """Those of README as installed."""
-    installed.write_files(tmp_path, finished)
-    run = tfdml if page == "README.md" else forked
-    for words in installed.commands(page):
-        local = [word.replace("lancedb:///", f"lancedb://{tmp_path}/") for word in words]
-        once(run, tmp_path, local)
+def test_the_commands_of_readme_run_as_installed(environment, tmp_path):
+    installed.write_files(tmp_path)
+    python = str(environment / "bin" / "python")
+    _run(python, "-I", "-c", COMMANDS, json.dumps(installed.commands("README.md")), cwd=tmp_path)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from tfdml.models import Embedder
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NAMES = tuple(STAGES)
-__all__ = ["NAMES", "ROOT", "load", "run", "write_embedder", "write_noise"]
+__all__ = ["NAMES", "ROOT", "load", "printed", "run", "write_embedder", "write_noise"]
 
 
 def run(name: str, *arguments: str) -> tuple[int, str, str]:
@@ -31,6 +31,13 @@ def run(name: str, *arguments: str) -> tuple[int, str, str]:
         except SystemExit as end:
             status = end.code
     return status, out.getvalue(), err.getvalue()
+
+
+def printed(name: str, *arguments: str) -> str:
+    """What a command prints that ends well."""
+    status, out, err = run(name, *arguments)
+    assert status == 0, err
+    return out
 
 
 def write_noise(folder: pathlib.Path, classes: str, count: int) -> None:

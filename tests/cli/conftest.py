@@ -1,12 +1,8 @@
-"""Running the commands as a user does: in a process of their own."""
+"""The commands, and a finished run."""
 
 import pytest
 
 from tests.cli import commands as in_this_process
-from tests.support import fork_server
-from tests.support.fork_server import ROOT
-
-__all__ = ["ROOT", "TINY"]
 
 # A run of a few seconds: small glyphs, a narrow network, few steps.
 TINY = [
@@ -35,21 +31,14 @@ def commands():
 
 
 @pytest.fixture(scope="session")
-def command():
-    """Run `bin/<name>` with flags in a process of its own; returns it, finished."""
-    return fork_server.run
-
-
-@pytest.fixture(scope="session")
 def tiny_flags():
     """The flags of a tiny run."""
     return TINY
 
 
 @pytest.fixture(scope="session")
-def finished_run(command, tiny_flags, tmp_path_factory):
+def finished_run(tiny_flags, tmp_path_factory):
     """The folder of a tiny run that has ended well."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
-    done = command("train", *tiny_flags, f"--run_dir={folder}", "--checkpoint_steps=2")
-    assert done.returncode == 0, done.stderr[-3000:]
+    in_this_process.printed("train", *tiny_flags, f"--run_dir={folder}", "--checkpoint_steps=2")
     return folder

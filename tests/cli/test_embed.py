@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.cli.conftest import ROOT
+from tests.cli.commands import ROOT
 from tfdml.embeddings.files import read_embeddings
 from tfdml.errors import UserError
 
@@ -22,10 +22,9 @@ def content(folder):
 
 
 @pytest.mark.slow
-def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, command, tmp_path):
+def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, commands, tmp_path):
     embedded = tmp_path / "whole"
-    done = command("embed", f"--model={finished_run}", f"--out={embedded}", *SIZES)
-    assert done.returncode == 0, done.stderr[-3000:]
+    commands.printed("embed", f"--model={finished_run}", f"--out={embedded}", *SIZES)
     stored = read_embeddings(embedded)
     assert stored.embeddings.shape == (1280, 16)
     np.testing.assert_allclose(np.linalg.norm(stored.embeddings, axis=1), 1.0, atol=1e-5)
@@ -57,19 +56,17 @@ def test_what_is_written_and_after_a_kill_the_same_bytes(finished_run, command, 
     rows = sum(pq.read_metadata(path).num_rows for path in (tmp_path / "x").glob("part-*.parquet"))
     assert 0 < rows < 1280
     # Stopped, it still has the folder.
-    done = command("embed", *flags)
-    assert (done.returncode, "another process" in done.stderr) == (2, True), done.stderr
+    status, _, errors = commands.run("embed", *flags)
+    assert (status, "another process" in errors) == (2, True), errors
     os.kill(started.pid, signal.SIGKILL)
     started.communicate()
     with pytest.raises(UserError, match="unfinished"):
         read_embeddings(tmp_path / "x")
-    done = command("embed", *flags)
-    assert done.returncode == 0, done.stderr
-    assert f"resuming after {rows:,} of 1,280 images" in done.stdout
+    assert f"resuming after {rows:,} of 1,280 images" in commands.printed("embed", *flags)
     assert content(tmp_path / "x") == content(embedded)
     # Finished; other images are refused.
-    assert command("embed", *flags).returncode == 0
-    assert command("embed", *flags, "--split=test").returncode == 2
+    commands.printed("embed", *flags)
+    assert commands.run("embed", *flags, "--split=test")[0] == 2
     assert content(tmp_path / "x") == content(embedded)
 
 

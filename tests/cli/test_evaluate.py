@@ -27,19 +27,18 @@ DATA = ["--dataset=glyphs", "--dataset_options=images_per_class=4, size=32"]
 
 
 @pytest.fixture(scope="module")
-def forms(finished_run, command, tmp_path_factory):
+def forms(finished_run, commands, tmp_path_factory):
     """Where the embedder of the run lies as a SavedModel, and its stored embeddings."""
     folder = tmp_path_factory.mktemp("forms")
-    done = command("export", f"--run_dir={finished_run}", f"--out={folder / 'versions'}")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "cosine min 1.000000" in done.stdout
-    done = command("embed", f"--model={finished_run}", f"--out={folder / 'stored'}", "--split=test")
-    assert done.returncode == 0, done.stderr[-3000:]
+    export = [f"--run_dir={finished_run}", f"--out={folder / 'versions'}"]
+    assert "cosine min 1.000000" in commands.printed("export", *export)
+    embed = [f"--model={finished_run}", f"--out={folder / 'stored'}", "--split=test"]
+    commands.printed("embed", *embed)
     return {"run": finished_run, "stored": folder / "stored", "saved_model": folder / "versions"}
 
 
 @pytest.mark.slow
-def test_the_same_numbers_for_the_same_model(forms, command, tmp_path):
+def test_the_same_numbers_for_the_same_model(forms, commands, tmp_path):
     places = {
         "run": [f"--model={forms['run']}"],
         "stored": [f"--model={forms['stored']}"],
@@ -48,9 +47,8 @@ def test_the_same_numbers_for_the_same_model(forms, command, tmp_path):
     }
     results = {}
     for name, flags in places.items():
-        done = command("evaluate", *flags, f"--json={tmp_path / name}.json")
-        assert done.returncode == 0, (name, done.stderr)
-        assert "428 images of 107 classes" in done.stdout
+        printed = commands.printed("evaluate", *flags, f"--json={tmp_path / name}.json")
+        assert "428 images of 107 classes" in printed
         result = json.loads((tmp_path / f"{name}.json").read_text())
         results[name] = {
             key: value for key, value in result.items() if key not in ("model", "dataset")
@@ -214,16 +212,12 @@ def test_thresholds_and_classes_of_stored_embeddings(commands, vectors):
 
 
 @pytest.mark.slow
-def test_whitening_of_a_run_and_of_its_export(finished_run, command, tmp_path):
+def test_whitening_of_a_run_and_of_its_export(finished_run, commands, tmp_path):
     models, file = tmp_path / "models", tmp_path / "served.json"
-    done = command(
-        "export", f"--run_dir={finished_run}", f"--out={models}", "--whitening=dim=8, power=0.5"
-    )
-    assert done.returncode == 0, done.stderr
-    done = command(
-        "evaluate", f"--model={models}", *DATA, "--metrics=recall@1,map@r", f"--json={file}"
-    )
-    assert done.returncode == 0, done.stderr
+    export = [f"--run_dir={finished_run}", f"--out={models}", "--whitening=dim=8, power=0.5"]
+    commands.printed("export", *export)
+    evaluate = [f"--model={models}", *DATA, "--metrics=recall@1,map@r", f"--json={file}"]
+    commands.printed("evaluate", *evaluate)
     train, test = (
         load("glyphs", split=split, images_per_class=4, size=32) for split in ("train", "test")
     )

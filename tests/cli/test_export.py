@@ -12,17 +12,10 @@ DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=
 
 
 @pytest.mark.slow
-def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, command, tmp_path):
+def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, tmp_path):
     out = tmp_path / "retriever"
-    done = command(
-        "export",
-        f"--run_dir={finished_run}",
-        "--gallery=made",
-        *DATA,
-        "--truncate_dim=8",
-        f"--out={out}",
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    flags = [f"--run_dir={finished_run}", "--gallery=made", *DATA, "--truncate_dim=8"]
+    commands.printed("export", *flags, f"--out={out}")
     card = json.loads((out / "1" / "retriever.json").read_text())
     served = tf.saved_model.load(str(out / "1"))
     vectors = served.signatures["search_embedding"].structured_input_signature[1]["embedding"]
@@ -46,24 +39,20 @@ HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"
 
 
 @pytest.mark.slow
-def test_moments_are_written_measured_and_evaluated_alike(command, tiny_flags, tmp_path):
+def test_moments_are_written_measured_and_evaluated_alike(tiny_flags, tmp_path):
     run = tmp_path / "run"
-    done = command("train", *tiny_flags, HORDE, "--moment_embedder", f"--run_dir={run}")
-    assert done.returncode == 0, done.stderr[-3000:]
+    commands.printed("train", *tiny_flags, HORDE, "--moment_embedder", f"--run_dir={run}")
     result = json.loads((run / "result.json").read_text())
     expected, orders = result["metrics_moments"], result["metrics_orders"]
     assert list(orders) == ["1", "2", "3", "all"]
     assert orders["1"]["recall@1"] == result["metrics"]["recall@1"]
     flags = [flag for flag in tiny_flags if "dataset" in flag]
     out = tmp_path / "metrics.json"
-    done = command("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")
-    assert done.returncode == 0, done.stderr[-3000:]
+    commands.printed("evaluate", f"--model={run / 'moments.keras'}", *flags, f"--json={out}")
     assert json.loads(out.read_text())["recall@1"] == pytest.approx(expected["recall@1"])
-    done = command(
-        "export", f"--run_dir={run}", "--moment_embedder", f"--out={tmp_path / 'models'}"
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
+    models = tmp_path / "models"
+    commands.printed("export", f"--run_dir={run}", "--moment_embedder", f"--out={models}")
+    card = json.loads((models / "1" / "model_card.json").read_text())
     assert card["artifacts"]["saved_model"]["acceptance"]["recall@1"] == pytest.approx(
         expected["recall@1"], abs=0.02
     )

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.export import models_on_disk
-from tests.support import fork_server
-from tests.support.processes import descendants
+from tests.support.processes import ROOT, descendants, run_python
 from tfdml.cluster.bulk_embedding import PartEmbedder, embed_parts
 from tfdml.cluster.ray_session import ray_session
 from tfdml.data import FileImages, ImageDataset
@@ -204,6 +203,5 @@ def test_the_command_embeds_on_a_ray_of_its_own(models, photos, tmp_path):
         f"--input={photos}/list.csv",
         "--actors=1",
     ]
-    done = fork_server.run("embed", *flags, f"--out={tmp_path / 'out'}", timeout=600)
-    assert done.returncode == 0, done.stderr
+    run_python(ROOT / "bin" / "embed", *flags, f"--out={tmp_path / 'out'}")
     assert json.loads((tmp_path / "out" / "manifest.json").read_text())["count"] == 20

@@ -10,15 +10,13 @@ import shlex
 from tests.docs.pages import ROOT, blocks, command_of, joined_lines
 from tests.docs.stand_ins import write_photo, write_photos
 
-#: README, quickstart and the how-to pages with commands, or the section of a page after `#`.
+#: Quickstart and the how-to pages with commands, or the section of a page after `#`.
 PAGES = (
-    "README.md",
     "docs/quickstart.md",
     "docs/shop.md",
     "docs/verification.md",
     "docs/backbones.md#Fine-tune a foundation model",
     "docs/export.md#Run on a phone",
-    "docs/two_hosts.md",
     "export/README.md",
 )
 #: What lines hold that are not run: they install, are of a checkout, start or ask a server, are of
@@ -27,27 +25,18 @@ NOT_RUN = re.compile(
     r"pip install|make |client\.py|curl |tensorflow_model_server|tfdml serve|docker |kubectl |"
     r"ray://|ray start|RAY_AUTH_MODE|--known=|--watch=|--set_pairs="
 )
-# What pages start from, by what `finished` has.
-_LINKS = {
-    "runs/cars": "runs/glyphs",
-    "runs/cars_jrd": "runs/glyphs",
-    "presets/dinov2_small": "preset",
-}
 # Put behind a command that trains or audits; the last value of a flag counts.
 FEW_STEPS = "--classes_per_batch=2 --images_per_class=2 --epochs=1 --steps_per_epoch=2"
 SMALL = "--backbone=conv4(width=8) --weights=none --resize=32 --image_size=28"
 
 
-def write_files(folder: pathlib.Path, finished: pathlib.Path) -> None:
-    """Write the reader's own files that the pages name, and link what `finished` holds."""
+def write_files(folder: pathlib.Path) -> None:
+    """Write the reader's own files that the pages name."""
     # So many that a tenth of the training classes are two, and more than 8 images.
     write_photos(folder / "photos", classes=[f"{i:02}" for i in range(40)], images=6)
     for path in (folder / "queries" / "car.jpg", folder / "car.jpg"):
         path.parent.mkdir(exist_ok=True)
         write_photo(path)
-    for path, name in _LINKS.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).symlink_to(finished / name, target_is_directory=True)
 
 
 def commands(page: str) -> list[list[str]]:
@@ -56,8 +45,7 @@ def commands(page: str) -> list[list[str]]:
     lines = []
     for block in blocks(ROOT / name):
         is_shell = block.language in ("", "bash") and section in ("", block.heading)
-        # Two hosts: tests/training/worker_runs.py trains with several processes.
-        if is_shell and "TF_CONFIG" not in block.code:
+        if is_shell:
             lines += map(command_of, joined_lines(block.code))
     lines = [line for line in lines if line and not NOT_RUN.search(line)]
     others = [line for line in lines if not line.startswith(("tfdml", "#", "--"))]

@@ -1,11 +1,15 @@
 """Every command line of README, docs and the commands' own help has flags that exist, have an
-effect, and take their values."""
+effect, and take their values; those of the pages that a new user follows run."""
 
 import re
 import sys
 import types
 
+import pytest
+
+from tests.backbones.hub_networks import preset
 from tests.cli import commands
+from tests.docs import installed
 from tests.docs.pages import PAGES, ROOT, blocks, command_lines
 from tfdml.io import files
 from tfdml.objectives.terms import build_objectives
@@ -37,3 +41,25 @@ def test_command_lines_parse(monkeypatch):
         except Exception as error:
             faults.append(f"{where}: {name} {words}: {error}")
     assert not faults, "\n".join(faults)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run, which pages start from."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    words = ["train", "--flagfile=configs/quickstart.flags", f"--run_dir={folder}"]
+    commands.printed(*installed.made_small(words))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", installed.PAGES)
+def test_the_commands_of_a_page_run(page, finished, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    installed.write_files(tmp_path)
+    preset(tmp_path / "presets" / "dinov2_small", "dinov2")
+    for name in ("cars", "cars_jrd"):
+        (tmp_path / "runs").mkdir(exist_ok=True)
+        (tmp_path / "runs" / name).symlink_to(finished, target_is_directory=True)
+    for words in installed.commands(page):
+        commands.printed(*(word.replace("/data/galleries", str(tmp_path)) for word in words))

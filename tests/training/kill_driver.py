@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import sys
+from multiprocessing.process import BaseProcess
 
 import keras
 import pytest
@@ -51,7 +52,7 @@ def _kill_at(when: str, pattern: str, nth: int) -> None:
     os.replace = replace
 
 
-def _fork(flags: list[str], kill: list | None, environment: dict[str, str]) -> int:
+def _fork(flags: list[str], kill: list | None, environment: dict[str, str]) -> BaseProcess:
     """Return the process that trains this run, or resumes it."""
     run_dir = next(flag.partition("=")[2] for flag in flags if flag.startswith("--run_dir="))
     if os.path.exists(os.path.join(run_dir, "flags.txt")):

@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 
+from tests.cli import commands
 from tests.cli.conftest import TINY
-from tests.support import fork_server
 from tests.support.marks import JAX
 from tests.support.processes import run_python
 from tests.training import kill_driver, method_steps
@@ -117,8 +117,6 @@ def test_two_processes_resume_to_the_weights_of_one(folders):
 
 
 def test_what_jax_has_trained_is_exported_by_tensorflow(folders):
-    done = fork_server.run(
-        "export", f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40"
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    flags = [f"--run_dir={folders / 'resumed'}", f"--out={folders / 'models'}", "--images=40"]
+    commands.printed("export", *flags)
     assert (folders / "models" / "1" / "saved_model.pb").is_file()

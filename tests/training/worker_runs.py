@@ -7,10 +7,12 @@ Prints, of each time that it was started, how every worker ended, and what each 
 streams.
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import signal
+import socket
 import sys
 
 from tests.support import processes
@@ -45,6 +47,19 @@ STARTS = {
 }
 
 
+def _tf_configs(count):
+    """TF_CONFIG of each of several workers; None where there is but one process."""
+    if count == 1:
+        return [None]
+    with contextlib.ExitStack() as stack:
+        servers = [
+            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
+        ]
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in servers]
+    tasks = [{"type": "worker", "index": index} for index in range(count)]
+    return [json.dumps({"cluster": {"worker": addresses}, "task": task}) for task in tasks]
+
+
 def _signal_at(step, number):
     """Send this process a signal within the step."""
     end_of_step = TrainingMonitor.on_train_batch_end
@@ -57,7 +72,9 @@ def _signal_at(step, number):
     TrainingMonitor.on_train_batch_end = ended
 
 
-def _work(out, flags, signaled):
+def _work(config, out, flags, signaled):
+    if config is not None:
+        os.environ["TF_CONFIG"] = config
     for descriptor, path in ((1, f"{out}.out"), (2, f"{out}.err")):
         os.dup2(os.open(path, os.O_CREAT | os.O_WRONLY), descriptor)
     build.load_splits = lambda *_: runs.SPLITS
@@ -70,19 +87,17 @@ def main(folder):
     folder, found = pathlib.Path(folder), {}
     for name, (count, signaled, goes_on) in STARTS.items():
         children = []
-        for index, config in enumerate(processes.tf_configs(count)):
+        for index, config in enumerate(_tf_configs(count)):
             # Only the chief's is written; that of the others need not be there.
             own = "uninterrupted" if count == 1 else f"several {index}" if index else "several"
             settings = folder / f"{name} {index}.txt"
             settings.write_text(runs.experiment(folder / own, **SETTINGS).as_flags())
             flags = [f"--flagfile={settings}", *["--resume"] * goes_on]
             here = signaled if index == 1 else None
-            children.append(
-                processes.fork(_work, folder / f"{name} {index}", flags, here, config=config)
-            )
+            children.append(processes.fork(_work, config, folder / f"{name} {index}", flags, here))
         statuses = processes.wait(children[:1])
         if name == "silent":
-            os.kill(children[1], signal.SIGKILL)
+            children[1].kill()
         statuses += processes.wait(children[1:])
         errors = [(folder / f"{name} {index}.err").read_text() for index in range(count)]
         found[name] = {"statuses": statuses, "errors": errors, "saved": _saved(folder / "several")}
