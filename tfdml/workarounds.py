@@ -488,7 +488,7 @@ def multi_worker_strategy() -> Any:
     Example:
         >>> strategy = multi_worker_strategy()  # doctest: +SKIP
         >>> with strategy.scope():  # doctest: +SKIP
-        ...     learner = MetricLearner(embedder, objectives)
+        ...     learner = tfdml.models.MetricLearner(embedder, objectives)
     """
     import tensorflow as tf
 

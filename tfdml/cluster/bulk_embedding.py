@@ -89,7 +89,7 @@ def embed_parts(
 
     Example:
         >>> from tfdml.embeddings.passes import EmbeddingPass
-        >>> work = EmbeddingPass([test], ImageTable.of([test]))
+        >>> work = EmbeddingPass([test], tfdml.embeddings.ImageTable.of([test]))
         >>> folder = EmbeddingFolder("vectors", work.identity(load_backend("models/cars_jrd")))
         >>> work.run(folder, lambda parts: embed_parts(parts, "models/cars_jrd", folder, "local"),
         ...     {})  # doctest: +SKIP

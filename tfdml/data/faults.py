@@ -102,7 +102,7 @@ def check(
         UserError: There are bad images and `bad_images` is `"error"`, or no image is left.
 
     Example:
-        >>> len(check(load("folder", "photos"), bad_images="skip"))
+        >>> len(check(tfdml.data.load("folder", "photos"), bad_images="skip"))
         6
     """
     if dataset.vectors is not None:
@@ -140,7 +140,7 @@ def find_faults(
         The bad images, in order.
 
     Example:
-        >>> find_faults(EncodedImages((b"",), ("a.jpg",)))[0].reason
+        >>> find_faults(tfdml.data.EncodedImages((b"",), ("a.jpg",)))[0].reason
         'empty file'
     """
 
@@ -202,8 +202,8 @@ def converted_images(
         max_pixels: As for `find_faults`.
 
     Example:
-        >>> next(converted_images(EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",)),
-        ...     lambda data, turn: tfdml.data.decode_image(data)))
+        >>> images = tfdml.data.EncodedImages((jpeg[: len(jpeg) // 2],), ("a.jpg",))
+        >>> next(converted_images(images, lambda data, turn: tfdml.data.decode_image(data)))
         (None, 'truncated JPEG (no end-of-image marker)', 1)
     """
 
@@ -252,7 +252,7 @@ def explain_failure(
         >>> try:
         ...     history = model.fit(batches, steps_per_epoch=100)
         ... except tf.errors.OpError as error:
-        ...     raise (explain_failure(error, dataset) or error) from None
+        ...     raise (explain_failure(error, train) or error) from None
     """
     if not (isinstance(error, tf.errors.OpError) and _IMAGE_FAILURE.search(str(error))):
         return None

@@ -69,10 +69,10 @@ def training_batches(
             images; the cache would exceed its limit, or meets an image that cannot be decoded.
 
     Example:
-        >>> sampler = ClassBalancedSampler(dataset.labels, classes_per_batch=32, images_per_class=4,
+        >>> sampler = ClassBalancedSampler(train.labels, classes_per_batch=32, images_per_class=4,
         ...     seed=0)
         >>> transform = TrainTransform("random_crop", resize=256, image_size=224)
-        >>> batches = training_batches(dataset, sampler, transform, seed=0, first_step=1000)
+        >>> batches = training_batches(train, sampler, transform, seed=0, first_step=1000)
     """
     check_not_negative(seed=seed, first_step=first_step, num_steps=num_steps or 0)
     check_positive(every=every)
@@ -120,7 +120,7 @@ def evaluation_batches(
         UserError: The batch size is less than 1.
 
     Example:
-        >>> batches = evaluation_batches(dataset, EvaluationTransform(resize=32, image_size=28),
+        >>> batches = evaluation_batches(train, EvaluationTransform(resize=32, image_size=28),
         ...     batch_size=64)
         >>> embeddings = model.predict(batches.map(lambda images, labels: images), verbose=0)
     """
@@ -242,7 +242,7 @@ def class_balanced(
         UserError: The data set has too few classes, or see `training_batches`.
 
     Example:
-        >>> batches = class_balanced(dataset, classes_per_batch=32, images_per_class=4)
+        >>> batches = class_balanced(train, classes_per_batch=32, images_per_class=4)
         >>> history = model.fit(batches, steps_per_epoch=100, epochs=10)
     """
     sampler = ClassBalancedSampler(

@@ -233,7 +233,10 @@ def unpack(archive: str | os.PathLike, folder: str | os.PathLike, last: str) -> 
             is left behind.
 
     Example:
-        >>> unpack("CUB_200_2011.tgz", "unpacked", last="CUB_200_2011")
+        >>> archive = shutil.make_archive("photos", "gztar", "photos")
+        >>> unpack(archive, "unpacked", last="van")
+        >>> sorted(os.listdir("unpacked"))[0]
+        'bus'
     """
     kinds = (OSError, shutil.ReadError, zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError)
     with user_errors(kinds, f"{archive} cannot be unpacked into {folder} ({ERROR_TEXT})"):
@@ -262,7 +265,7 @@ def check_images(
         The bad images, by split.
 
     Example:
-        >>> check_images({"train": load("folder", "photos")})
+        >>> check_images({"train": tfdml.data.load("folder", "photos")})
         {'train': []}
     """
     check_positive(max_pixels=max_pixels)
@@ -309,9 +312,10 @@ def prepare(
             one name, or one whose name is too long for a folder.
 
     Example:
-        >>> splits = {split: load("cars196", "data/cars196", split) for split in ("train", "test")}
+        >>> parts = ("train", "test")
+        >>> splits = {part: tfdml.data.load("cars196", "data/cars196", part) for part in parts}
         >>> faults = prepare(splits, "small/cars196", shrink=256)
-        >>> load("list", "small/cars196/images.csv").num_classes
+        >>> tfdml.data.load("list", "small/cars196/images.csv").num_classes
         98
     """
     check_not_negative(shrink=shrink)

@@ -373,7 +373,7 @@ def read_embeddings(path: str | os.PathLike) -> StoredEmbeddings:
 
     Example:
         >>> stored = read_embeddings("embeddings/cars")
-        >>> evaluate_retrieval(stored.embeddings, stored.labels)["recall@1"]
+        >>> tfdml.evaluation.evaluate_retrieval(stored.embeddings, stored.labels)["recall@1"]
         0.668
     """
     path = Path(files.local_copy(path))

@@ -534,7 +534,7 @@ def dataset_roles(dataset: Any) -> tuple[np.ndarray, np.ndarray | None]:
         against all others.
 
     Example:
-        >>> dataset_roles(dataset)[1] is None
+        >>> dataset_roles(train)[1] is None
         True
     """
     if dataset.is_query is None:
@@ -566,7 +566,8 @@ def dataset_protocol(embeddings: Any, dataset: ImageDataset) -> dict[str, Any]:
         UserError: Embeddings that are empty or not finite; not as many as images.
 
     Example:
-        >>> values = retrieval_per_query(**dataset_protocol(embeddings, test), metrics=["map@r"])
+        >>> protocol = dataset_protocol(embeddings, test)
+        >>> values = tfdml.evaluation.retrieval_per_query(**protocol, metrics=["map@r"])
         >>> values["map@r"].shape
         (256,)
     """

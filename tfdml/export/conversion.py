@@ -71,7 +71,7 @@ def convert_litert(
 
     Example:
         >>> model = convert_litert(embedder, "float16")
-        >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
+        >>> open("embedder.tflite", "wb").write(model) == len(model)
         True
     """
     check_choice("precision", precision, PRECISIONS)
@@ -284,7 +284,7 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
 
     Example:
         >>> model = convert_onnx(embedder)
-        >>> pathlib.Path("embedder.onnx").write_bytes(model) == len(model)
+        >>> open("embedder.onnx", "wb").write(model) == len(model)
         True
     """
     check_onnx()

@@ -52,7 +52,9 @@ class AttentionEnsemble(Embedder):
         >>> backbone = tfdml.backbones.resolve("googlenet", image_size=224)
         >>> ensemble = AttentionEnsemble(backbone, cut=("pool3_3x3_s2", "inception_4e"), heads=8,
         ...     embedding_dim=512)
-        >>> learner = MetricLearner(ensemble, [HeadwiseLoss(ContrastiveLoss()), HeadDivergence()])
+        >>> loss = tfdml.objectives.HeadwiseLoss(tfdml.losses.ContrastiveLoss())
+        >>> divergence = tfdml.objectives.HeadDivergence()
+        >>> learner = tfdml.models.MetricLearner(ensemble, [loss, divergence])
 
     Source: Kim et al., "Attention-based Ensemble for Deep Metric Learning", ECCV 2018, sec. 3.
     """

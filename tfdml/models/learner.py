@@ -415,10 +415,11 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 objective.
 
         Example:
-            >>> learner = MetricLearner(embedder, [ContrastiveLoss(reduction="sum"),
-            ...     DensityAdaptivity(98, weight=10)])
-            >>> learner.adapt(tfdml.data.evaluation_batches(train, EvaluationTransform(32, 28),
-            ...     batch_size=64))
+            >>> loss = tfdml.losses.ContrastiveLoss(reduction="sum")
+            >>> density = tfdml.objectives.DensityAdaptivity(98, weight=10)
+            >>> learner = tfdml.models.MetricLearner(embedder, [loss, density])
+            >>> view = tfdml.data.EvaluationTransform.of(embedder)
+            >>> learner.adapt(tfdml.data.evaluation_batches(train, view, batch_size=64))
             >>> learner.compile("adam")
             >>> history = learner.fit(batches, steps_per_epoch=100)
         """

@@ -80,8 +80,8 @@ class MomentEmbedder(ReducedEmbedder):
         ValueError: An argument does not fit, or the model is called before `adapt`.
 
     Example:
-        >>> learner = MetricLearner(embedder, [ContrastiveLoss(),
-        ...     HighOrderMomentLoss(ContrastiveLoss())])
+        >>> loss = tfdml.losses.ContrastiveLoss()
+        >>> learner = tfdml.models.MetricLearner(embedder, [loss, HighOrderMomentLoss(loss)])
         >>> learner.compile("adam")
         >>> history = learner.fit(batches, steps_per_epoch=100, epochs=40)
         >>> model = MomentEmbedder.from_learner(learner)
@@ -232,7 +232,7 @@ def with_whitening(
             out of range.
 
     Example:
-        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> embedder = tfdml.models.Embedder("conv4", embedding_dim=8, image_size=16)
         >>> images = np.random.default_rng(0).integers(0, 256, (20, 16, 16, 3))
         >>> tuple(with_whitening(embedder, np.array(embedder(images)), dim=3)(images).shape)
         (20, 3)
@@ -258,7 +258,8 @@ class TruncatedEmbedder(ReducedEmbedder):
         ValueError: The embedder has fewer dimensions.
 
     Example:
-        >>> model = TruncatedEmbedder(Embedder("conv4", embedding_dim=64, image_size=32), dim=16)
+        >>> embedder = tfdml.models.Embedder("conv4", embedding_dim=64, image_size=32)
+        >>> model = TruncatedEmbedder(embedder, dim=16)
         >>> tuple(model(keras.ops.zeros((2, 32, 32, 3))).shape)
         (2, 16)
     """
@@ -286,7 +287,7 @@ class StackedEmbedder(ReducedEmbedder):
         ValueError: The head takes vectors of another size.
 
     Example:
-        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> embedder = tfdml.models.Embedder("conv4", embedding_dim=8, image_size=16)
         >>> tuple(StackedEmbedder(embedder, Head(8, embedding_dim=3))(np.ones((2, 16, 16,
         ...     3))).shape)
         (2, 3)
@@ -341,7 +342,7 @@ def stack(embedder, head, representation: str = "embedding") -> StackedEmbedder:
         ValueError: The head takes vectors of another size.
 
     Example:
-        >>> embedder = Embedder("conv4", embedding_dim=8, image_size=16)
+        >>> embedder = tfdml.models.Embedder("conv4", embedding_dim=8, image_size=16)
         >>> model = stack(embedder, Head(8, embedding_dim=3))
         >>> model.save("stacked.keras")
     """

@@ -109,7 +109,8 @@ class RankMI(Objective):
         ValueError: An argument is out of its range.
 
     Example:
-        >>> learner = MetricLearner(Embedder("conv4", image_size=28), RankMI(margin=0.2))
+        >>> embedder = tfdml.models.Embedder("conv4", image_size=28)
+        >>> learner = tfdml.models.MetricLearner(embedder, RankMI(margin=0.2))
         >>> learner.compile("adam")
         >>> history = learner.fit(batches, steps_per_epoch=4)
 

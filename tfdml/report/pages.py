@@ -190,7 +190,8 @@ def write_report(
         OSError: The report cannot be written.
 
     Example:
-        >>> run = Run("cars", {"metrics": evaluate_dataset(embeddings, test)})
+        >>> metrics = tfdml.evaluation.evaluate_dataset(embeddings, test)
+        >>> run = Run("cars", {"metrics": metrics})
         >>> write_report("report.html", run, test, embeddings)
     """
     images = None

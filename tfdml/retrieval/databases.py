@@ -244,8 +244,9 @@ class WritableGallery(Gallery):
             UserError: As `add`; or classes that are numbers are those of other embeddings.
 
         Example:
-            >>> with open_gallery(f"lancedb://{os.path.abspath('galleries')}") as gallery:
-            ...     gallery.add_embeddings(read_embeddings("embeddings/cars")).added
+            >>> stored = tfdml.embeddings.read_embeddings("embeddings/cars")
+            >>> with tfdml.retrieval.open_gallery(f"lancedb://{os.getcwd()}/galleries") as gallery:
+            ...     gallery.add_embeddings(stored).added
             256
         """
         rows = _rows_of(stored, prefix, truncate_dim, model, replace)
@@ -492,7 +493,7 @@ class WritableGallery(Gallery):
                 database fails.
 
         Example:
-            >>> with open_gallery(f"lancedb://{os.path.abspath('galleries')}") as gallery:
+            >>> with tfdml.retrieval.open_gallery(f"lancedb://{os.getcwd()}/galleries") as gallery:
             ...     gallery.build_index()
             ...     print(gallery.measure_index(k=3))
             the index finds 100.0 % of the 3 nearest of 200 rows of the gallery

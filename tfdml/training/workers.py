@@ -462,8 +462,8 @@ class ClassParallel(keras.distribution.DataParallel):
 
     Example:
         >>> keras.distribution.set_distribution(ClassParallel())  # doctest: +SKIP
-        >>> learner = MetricLearner(embedder, ProxyLoss(AMSoftmaxLoss(),
-        ...     1_000_000))  # doctest: +SKIP
+        >>> proxies = tfdml.objectives.ProxyLoss(tfdml.losses.AMSoftmaxLoss(), 1_000_000)
+        >>> learner = tfdml.models.MetricLearner(embedder, proxies)  # doctest: +SKIP
     """
 
     def get_variable_layout(self, variable):
