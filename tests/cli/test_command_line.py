@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import commands
 from tests.cli.commands import load
-from tests.docs.stand_ins import write_photos
+from tests.docs.world import write_photos
 from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, Flags
 from tfdml.expressions import Terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import pathlib
 import re
 import shlex
@@ -15,17 +14,11 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "export/README.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-# Blocks that cannot run in a test: page, how the block begins, and why.
-SKIPPED = {
-    ("docs/backbones.md", "import keras_hub"): "fetches a preset",
-    ("docs/migrating.md", "specs ="): "needs TensorFlow Similarity, a sampler and images",
-    ("docs/protocols.md", "import csv"): "needs the data set",
-    ("docs/training.md", "import dataclasses"): "trains twenty runs, and needs Optuna",
-}
 FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```",
     re.DOTALL | re.MULTILINE,
 )
+_COMMAND = re.compile(rf"tfdml ({'|'.join(STAGES)})\b")
 
 
 class Block(NamedTuple):
@@ -39,8 +32,8 @@ class Block(NamedTuple):
 
     @property
     def runs(self) -> bool:
-        """Whether it can run in a test."""
-        return not any(self.page == page and self.code.startswith(start) for page, start in SKIPPED)
+        """Whether it can run in a test; else its first line says what it needs."""
+        return not self.code.startswith("# Needs ")
 
 
 def name_of(page: pathlib.Path) -> str:
@@ -66,22 +59,9 @@ def joined_lines(text: str) -> list[str]:
     return re.sub(r"\s*\\\n\s*", " ", text).splitlines()
 
 
-def command_of(line: str) -> str:
-    """Return a command without what is said of it after three spaces or `#`."""
-    return re.split(r"\s{3,}|\s#\s", line.strip())[0]
-
-
-def command_lines() -> list[tuple[str, str, list[str], bool]]:
-    """Return (where, subcommand, flags, whether it is whole) of each `tfdml ...` of the pages, and
-    of the commands' own help."""
-    texts = [(f"{b.page}:{b.line}", b.code) for page in PAGES for b in blocks(page)]
-    for path in sorted((ROOT / "tfdml" / "cli").glob("*.py")):
-        texts.append((path.name, ast.get_docstring(ast.parse(path.read_text())) or ""))
-    result = []
-    for where, text in texts:
-        for line in joined_lines(text):
-            if re.match(rf"\s*tfdml ({'|'.join(STAGES)})\b", line):
-                _, name, *words = shlex.split(command_of(line))
-                words = [word for word in words if not re.fullmatch(r"(--\w+=)?\.\.\.", word)]
-                result.append((where, name, words, "..." not in line))
-    return result
+def command_lines(text: str) -> list[list[str]]:
+    """Return the words of each `tfdml ...` of a text, without what is said of it after three spaces
+    or `#`."""
+    lines = [line.strip() for line in joined_lines(text)]
+    commands = [re.split(r"\s{3,}|\s#\s", line)[0] for line in lines if _COMMAND.match(line)]
+    return [shlex.split(command)[1:] for command in commands]

@@ -2,17 +2,16 @@
 Python."""
 
 import json
-import shlex
 
 import numpy as np
 import pytest
 
-from tests.docs.pages import ROOT, blocks, joined_lines
+from tests.docs.pages import ROOT, blocks, command_lines
 from tests.support.processes import run_python
 
 PAGE = ROOT / "docs" / "adding_your_own.md"
 MODULE, *PYTHON = (block.code for block in blocks(PAGE, "python"))
-LINES = [line for block in blocks(PAGE, "bash") for line in joined_lines(block.code) if line]
+LINES = command_lines("\n".join(block.code for block in blocks(PAGE, "bash")))
 LOADED = """
 again = keras.saving.load_model("learner.keras")
 assert type(again.objectives[0].loss) is type(loss)
@@ -26,7 +25,7 @@ def test_the_page_runs(tmp_path):
     np.savez(tmp_path / "shop.npz", images=images, labels=labels)
     (tmp_path / "my_own.py").write_text(MODULE)
     # In a process of its own, as what it registers stays.
-    commands = [f"commands.printed(*{shlex.split(line)[1:]})" for line in LINES]
+    commands = [f"commands.printed(*{words})" for words in LINES]
     program = ["from tests.cli import commands", *commands, PYTHON[0], LOADED, *PYTHON[1:]]
     run_python("-c", "\n".join(program), environment={"PYTHONPATH": ROOT}, cwd=tmp_path)
     assert "--import=my_own" in (tmp_path / "runs/shop/flags.txt").read_text()

@@ -2,9 +2,9 @@
 
 import ast
 import functools
+import itertools
 import pkgutil
 import re
-import sys
 
 import pytest
 
@@ -16,13 +16,8 @@ NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 SCRIPTS = [*(path for folder in ("benchmarks", "tools") for path in (ROOT / folder).glob("*.py"))]
 # Flags of every command, and of TensorFlow Serving.
 OTHER_FLAGS = {"flagfile", "help", "enable_batching"}
-# These pages name the classes of other libraries, next to these that a few others name.
+# These pages name the classes of other libraries.
 COMPARISONS = {"docs/migrating.md", "docs/parity.md"}
-OF_OTHERS = re.compile(
-    r"Adjusted\w+|Normalized\w+Score|Retrieval\w+|\w+AtK|\w+_Weights|ReadFile|WriteFile|SaveV2|"
-    r"Host|ModelCheckpoint|SwapEMAWeights|ReduceLROnPlateau|BackupAndRestore|EarlyStopping|"
-    r"MlflowCallback|RandomHue|read_NAME|add_loss|mine_hard_negatives|enable_lora|to_pandas"
-)
 
 
 @functools.cache
@@ -46,19 +41,22 @@ def is_link(page, target):
 def is_attribute(_, name):
     """Whether a dotted name is a module's or a class's."""
     try:
-        pkgutil.resolve_name(name)
+        pkgutil.resolve_name(re.sub(r"^tf\b", "tensorflow", name))
     except (ImportError, AttributeError):
         return False
     return True
 
 
+def flags_in(*paths):
+    """Return the flags that these files define or read."""
+    return {*re.findall(r'"--(\w+)"', "".join(path.read_text() for path in paths))}
+
+
 @functools.cache
 def flags():
     """Return the flags of all commands, tools and benchmarks."""
-    sources = "".join(path.read_text() for path in [*SCRIPTS, ROOT / "export" / "client.py"])
-    return {*(flag for name in STAGES for flag in load(name).flags), *OTHER_FLAGS} | {
-        *re.findall(r'"--(\w+)"', sources)
-    }
+    of_commands = itertools.chain(*(load(name).flags for name in STAGES))
+    return {*of_commands} | flags_in(*SCRIPTS, ROOT / "export" / "client.py") | OTHER_FLAGS
 
 
 @functools.cache
@@ -76,10 +74,10 @@ def words():
     return found | {*snake} | {name.removesuffix("_loss") for name in snake}
 
 
-def is_word(page, name):
-    """Whether a name is one of the code."""
-    foreign = name_of(page) in COMPARISONS or OF_OTHERS.fullmatch(name)
-    return bool(foreign) or name in words()
+def is_name(page, name):
+    """Whether a name is one of the code, or of Keras or TensorFlow with its module."""
+    known = name_of(page) in COMPARISONS or name.rpartition(".")[2] in words()
+    return known or (name.startswith(("keras.", "tf.")) and is_attribute(page, name))
 
 
 def is_script(_, line):
@@ -87,7 +85,7 @@ def is_script(_, line):
     module, *given = line.split()
     path = ROOT / f"{module.replace('.', '/')}.py"
     named = {word[2:].partition("=")[0] for word in given if word.startswith("--")} - {"json"}
-    return path.exists() and named <= {*re.findall(r'"--(\w+)"', path.read_text())}
+    return path.exists() and named <= flags_in(path)
 
 
 def is_target(_, name):
@@ -102,7 +100,7 @@ def is_extra(_, name):
 
 LINK = r"\]\((?!https?:|mailto:|data:)([^)\s]+)\)"
 # How each kind of name looks, in prose and in code.
-PROSE = {LINK: is_link, r"`(?:\w+\.)*(?:([A-Z]\w*[a-z]\w*)|([a-z]\w+)(?=\())": is_word}
+PROSE = {LINK: is_link, r"`((?:\w+\.)*(?:[A-Z]\w*[a-z]\w*|[a-z]\w+(?=\()))": is_name}
 CODE = {r"^python -m ((?:benchmarks|tools)\.\w+.*)": is_script, r"^make ([\w-]+)": is_target}
 ANYWHERE = {
     r"\b(tfdml(?:\.[A-Za-z_]\w*)+)": is_attribute,
@@ -112,37 +110,23 @@ ANYWHERE = {
 
 
 def imports(code):
-    """Yield what Python imports of tfdml, then the attributes of those that are modules."""
-    nodes = [*ast.walk(ast.parse(code))]
-    origin = {}
-    for node in nodes:
+    """Yield the names that Python imports from tfdml."""
+    for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "tfdml":
-            for alias in node.names:
-                origin[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    yield from origin.values()
-    for node in nodes:
-        if isinstance(node, ast.Attribute):
-            name = origin.get(getattr(node.value, "id", None))
-            if name in sys.modules:  # the caller has looked for it
-                yield f"{name}.{node.attr}"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md", *NOTEBOOKS], ids=name_of)
 def test_what_a_page_names_is_there(page):
     text = page.read_text()
-    if page.suffix == ".ipynb":
-        prose, code, python = text, "", ""
-    else:
-        prose = FENCE.sub("", text)
-        code = "\n".join("\n".join(joined_lines(block.code)) for block in blocks(page))
-        python = "\n".join(block.code for block in blocks(page, "python"))
+    prose = text if page.suffix == ".ipynb" else FENCE.sub("", text)
+    code = "\n".join(joined_lines("\n".join(block.code for block in blocks(page))))
+    python = "\n".join(block.code for block in blocks(page, "python"))
     faults = [name for name in imports(python) if not is_attribute(page, name)]
     for rules, part in ((PROSE, prose), (CODE, code), (ANYWHERE, text)):
         for pattern, exists in rules.items():
-            for match in re.finditer(pattern, part, re.MULTILINE):
-                name = next(filter(None, match.groups()))
-                if not exists(page, name):
-                    faults.append(f"{pattern}: {name}")
+            names = re.findall(pattern, part, re.MULTILINE)
+            faults += [f"{pattern}: {name}" for name in names if not exists(page, name)]
     assert not faults, "\n".join(faults)
 
 

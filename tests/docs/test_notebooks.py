@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from tests.cli import commands
+from tests.docs.pages import joined_lines
 from tests.docs.test_names import NOTEBOOKS, ROOT
 from tests.support.processes import run_python
 
@@ -16,15 +17,6 @@ RUNS += [("plain_keras", "jax"), ("plain_keras", "torch")]
 SHORTER = {"epochs=15": "epochs=3", "epochs=10": "epochs=1", "range(140)": "range(40)"}
 
 
-def run_commands(code):
-    """Run the commands of a cell in this process, and return what the last one printed."""
-    for line in code.replace("\\\n", "").splitlines():
-        name, *flags = shlex.split(os.path.expandvars(line.removeprefix("!tfdml")))
-        status, printed, errors = commands.run(name, *flags)
-        assert status == 0, f"{line}\n{errors}"
-    return printed
-
-
 def run_notebook(name):
     """Run the cells of a notebook on the backend of this process."""
     import matplotlib
@@ -32,20 +24,21 @@ def run_notebook(name):
     matplotlib.use("agg")
     names = {}
     (path,) = (path for path in NOTEBOOKS if path.stem == name)
-    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
-        if cell["cell_type"] == "code":
-            code = "".join(cell["source"])
-            for text, shorter in SHORTER.items():
-                code = code.replace(text, shorter)
-            if code.startswith("!"):
-                names["printed"] = run_commands(code)
-                continue
+    cells = json.loads(path.read_text())["cells"]
+    for number, cell in enumerate(cell for cell in cells if cell["cell_type"] == "code"):
+        code = "".join(cell["source"])
+        for text, shorter in SHORTER.items():
+            code = code.replace(text, shorter)
+        if code.startswith("!"):
+            for line in joined_lines(os.path.expandvars(code)):
+                names["printed"] = commands.printed(*shlex.split(line)[1:])
+        else:
             exec(compile(code, f"{path.name}, cell {number}", "exec"), names)
     if name == "shop":
         # The last command compares two models, whatever these have learned in an epoch.
         assert "new-old less old-old" in names["printed"]
-        return
-    assert names["recall"] > names["recall_before"] + 0.1
+    else:
+        assert names["recall"] > names["recall_before"] + 0.1
 
 
 @pytest.mark.slow

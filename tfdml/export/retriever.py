@@ -311,11 +311,11 @@ class Retriever(Gallery):
     Make one with `Retriever.build` or `Retriever.load`. Another gallery is another version:
 
     Example:
-        >>> retriever = Retriever.load("models/cars_retriever")
+        >>> retriever = Retriever.load("models/retriever")
         >>> retriever.search(["photos/coupe/2.jpg"], k=3).ids
         array([['coupe/2.jpg', ...]], dtype=object)
         >>> gallery = retriever.gallery().take(range(1, len(retriever)))
-        >>> len(retriever) - len(Retriever.build(retriever.path, gallery, "models/cars_retriever"))
+        >>> len(retriever) - len(Retriever.build(retriever.path, gallery, "models/retriever"))
         1
 
     Attributes:

@@ -135,8 +135,8 @@ def local_copy(path: str | os.PathLike) -> str:
         UserError: The store cannot be read.
 
     Example:
-        >>> local_copy("runs/cars")
-        'runs/cars'
+        >>> local_copy("runs/first")
+        'runs/first'
     """
     return _download(os.fspath(path).rstrip("/")) if in_store(path) else os.fspath(path)
 
@@ -168,8 +168,8 @@ def as_named(text: str | os.PathLike) -> str:
     """Return a text with the paths of local copies as the URLs that they are copies of.
 
     Example:
-        >>> as_named("runs/cars")
-        'runs/cars'
+        >>> as_named("runs/first")
+        'runs/first'
     """
     if not _copies.cache_info().currsize:
         return os.fspath(text)
@@ -450,7 +450,7 @@ def require_local(path: str | os.PathLike, argument: str) -> None:
         UserError: It is not local.
 
     Example:
-        >>> require_local("runs/cars", "run_dir")
+        >>> require_local("runs/first", "run_dir")
     """
     # A `Path` has made one slash of two.
     if re.match(r"\w+:/", os.fspath(path)):
