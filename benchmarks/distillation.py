@@ -132,14 +132,14 @@ def metrics_of(embeddings, labels):
     return {name: float(of_queries.mean()) for name, of_queries in values.items()}
 
 
-def crops(images, rng, is_mirrored):
-    """Return random crops of images."""
-    size = len(images)
-    corners = rng.integers(0, RESIZED - SIZE + 1, (size, 2))
-    mirrored = (rng.random(size) < 0.5) & is_mirrored
-    views = np.empty((size, SIZE, SIZE, 3), "uint8")
+def crops(images, rng, is_mirrored, size=SIZE):
+    """Return random square crops of square images, of some pixels' size."""
+    count = len(images)
+    corners = rng.integers(0, images.shape[1] - size + 1, (count, 2))
+    mirrored = (rng.random(count) < 0.5) & is_mirrored
+    views = np.empty((count, size, size, 3), "uint8")
     for row, (top, left) in enumerate(corners):
-        crop = images[row, top : top + SIZE, left : left + SIZE]
+        crop = images[row, top : top + size, left : left + size]
         views[row] = crop[:, ::-1] if mirrored[row] else crop
     return views
 
