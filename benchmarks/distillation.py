@@ -277,7 +277,7 @@ class Study:
     def measure(self, path, kind, form, weight, seed):
         """Train a run, and write its metrics."""
         if time.monotonic() > self.arguments.end:
-            raise SystemExit("call it again")
+            raise SystemExit("not complete, call it again")
         if self.arrays is None:
             stored = self.arguments.runs / f"{self.name}.npz"
             if not stored.exists():
@@ -358,7 +358,10 @@ def main():
     rows = []
     for kind in arguments.kinds:
         for name in arguments.sets:
-            rows += rows_of(arguments, name, kind)
+            try:
+                rows += rows_of(arguments, name, kind)
+            except SystemExit as error:
+                print(f"{name}, {kind}: {error}")
     add = Results(arguments.json).table("table", "", *columns)
     for row in rows:
         add(*row)
