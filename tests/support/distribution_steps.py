@@ -187,6 +187,8 @@ def step(what, rows, strategy):
         )
     with strategy.scope():
         model = make(what)
+    # Two steps take less than tracing them.
+    model.run_eagerly = strategy.num_replicas_in_sync == 1
     before = values(model.trainable_variables)
     found = {}
     if what in EVALUATED:
