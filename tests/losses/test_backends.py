@@ -80,14 +80,13 @@ def inputs(key):
     }
 
 
-def gradient_function(loss, compiled):
+def gradient_function(loss):
     """From labels and embeddings to the loss and its gradient, on the backend of this process."""
     if keras.backend.backend() == "jax":
         import jax
 
-        run = jax.value_and_grad(loss, argnums=1)
         # Operation by operation takes twice as long, as each is compiled for each shape.
-        return jax.jit(run) if compiled else run
+        return jax.jit(jax.value_and_grad(loss, argnums=1))
 
     import torch
 
@@ -133,10 +132,10 @@ def write_values(path):
     arrays = {}
     for name in LAYERS:
         total, x = layer_function(name)
-        value, gradient = gradient_function(total, compiled=True)(None, x)
+        value, gradient = gradient_function(total)(None, x)
         arrays[f"{name}/value"], arrays[f"{name}/gradient"] = value, gradient
     for key in SPECIFICATIONS:
-        run = gradient_function(make(key), compiled=" miner" not in key)
+        run = gradient_function(make(key))
         for batch, (labels, x) in inputs(key).items():
             arrays[f"{key}/{batch}/value"], arrays[f"{key}/{batch}/gradient"] = run(labels, x)
     np.savez(path, **arrays)
