@@ -71,7 +71,8 @@ def convert_litert(
 
     Example:
         >>> model = convert_litert(embedder, "float16")
-        >>> open("embedder.tflite", "wb").write(model) == len(model)
+        >>> import pathlib
+        >>> pathlib.Path("embedder.tflite").write_bytes(model) == len(model)
         True
     """
     check_choice("precision", precision, PRECISIONS)
@@ -284,7 +285,8 @@ def convert_onnx(embedder: AnyEmbedder) -> bytes:
 
     Example:
         >>> model = convert_onnx(embedder)
-        >>> open("embedder.onnx", "wb").write(model) == len(model)
+        >>> import pathlib
+        >>> pathlib.Path("embedder.onnx").write_bytes(model) == len(model)
         True
     """
     check_onnx()
