@@ -133,7 +133,7 @@ def metrics_of(embeddings, labels):
 
 
 def crops(images, rng, is_mirrored, size=SIZE):
-    """Return random square crops of square images, of some pixels' size."""
+    """Return a random crop of each square image, `size` pixels wide and high."""
     count = len(images)
     corners = rng.integers(0, images.shape[1] - size + 1, (count, 2))
     mirrored = (rng.random(count) < 0.5) & is_mirrored
@@ -248,6 +248,10 @@ def run(student, teacher, kind, seed, weight):
     student.train(teacher, rows, seed, (1.0, weight), steps)
 
 
+class Unfinished(Exception):
+    """The time has ended before the runs."""
+
+
 class Study:
     """The runs of a data set, whose results are kept in a file each.
 
@@ -277,7 +281,7 @@ class Study:
     def measure(self, path, kind, form, weight, seed):
         """Train a run, and write its metrics."""
         if time.monotonic() > self.arguments.end:
-            raise SystemExit("not complete, call it again")
+            raise Unfinished("not complete, call it again")
         if self.arrays is None:
             stored = self.arguments.runs / f"{self.name}.npz"
             if not stored.exists():
@@ -297,8 +301,9 @@ class Study:
         if form not in self.students:
             small = str(self.arguments.weights / "mnv2_035_notop.weights.h5")
             self.students[form] = Student(small, train, form, SETS[self.name][1])
-            values = metrics_of(self.students[form].represent(measured[0]), measured[2])
-            write_whole(self.path("start"), json.dumps(values).encode())
+            if not self.path("start").exists():
+                values = metrics_of(self.students[form].represent(measured[0]), measured[2])
+                write_whole(self.path("start"), json.dumps(values).encode())
         student = self.students[form]
         begin = time.monotonic()
         run(student, self.teachers[kind], kind, seed, weight)
@@ -325,12 +330,11 @@ def rows_of(arguments, name, kind):
     for seed in SEEDS:
         sides["labels"].append(study.result(kind, form, 0.0, seed))
         sides["teacher"].append(study.result(kind, form, weight, seed))
-    once = {}
-    for words in ((kind, "teacher"), ("start",)):
-        once[words[-1]] = json.loads(study.path(*words).read_text())
+    teacher = json.loads(study.path(kind, "teacher").read_text())
+    start = json.loads(study.path("start").read_text())
     rows = []
     for metric, name_of_metric in METRICS.items():
-        cells = [f"{100 * once['teacher'][metric]:.1f}", f"{100 * once['start'][metric]:.1f}"]
+        cells = [f"{100 * teacher[metric]:.1f}", f"{100 * start[metric]:.1f}"]
         cells.append(f"{form}, {weight:g}")
         percent = {}
         for side, results in sides.items():
@@ -360,7 +364,7 @@ def main():
         for name in arguments.sets:
             try:
                 rows += rows_of(arguments, name, kind)
-            except SystemExit as error:
+            except Unfinished as error:
                 print(f"{name}, {kind}: {error}")
     add = Results(arguments.json).table("table", "", *columns)
     for row in rows:

@@ -47,13 +47,14 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from benchmarks.distillation import crops
+from benchmarks.distillation import WHITENED, crops
 from tfdml import pairwise
 from tfdml.data import EvaluationTransform
 from tfdml.data.pipeline import readable_views
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
 from tfdml.evaluation import paired_differences, retrieval_per_query
 from tfdml.models import Embedder, Head
+from tfdml.models.embedder import batch_norms
 from tools.numbers import Results, command_line
 
 METRICS = ("recall@1", "map@r")
@@ -183,8 +184,9 @@ class Example:
         make: From labels and a seed to the loss and the rows of batches.
         rates: Of the backbone and of the head.
         decay: What is added to gradients, as a share of the weights.
-        head: `dense` of 128 dimensions, `classes` for a classifier, or none.
-        momentum: Of BatchNorm; None: as the network has it.
+        head: `dense` of 128 dimensions, `unit` for vectors of length 1 behind it, `classes` for a
+            classifier, or none.
+        momentum: Of BatchNorm; None: the network's own.
         documented: From the training images and classes to the images of the documented length.
     """
 
@@ -211,7 +213,7 @@ EXAMPLES = {
     "OML, cars": Example(
         oml(None, 20, 10), (1e-5, 1e-5), "", lambda images, classes: np.inf, 0.0, 0.9
     ),
-    "TensorFlow Similarity": Example(tfsim, (5e-6, 5e-6), "dense", lambda images, classes: np.inf),
+    "TensorFlow Similarity": Example(tfsim, (5e-6, 5e-6), "unit", lambda images, classes: np.inf),
     "softmax": Example(softmax, (1e-5, 1e-3), "classes", lambda images, classes: 30 * images),
 }
 
@@ -261,9 +263,8 @@ class Network:
         norms = "train" if trains_norms else "frozen"
         self.embedder = Embedder(backbone, 0, image_size=own.size, batch_norm=norms)
         if example and example.momentum:
-            for layer in self.embedder.backbone._flatten_layers():
-                if isinstance(layer, keras.layers.BatchNormalization):
-                    layer.momentum = example.momentum
+            for layer in batch_norms(self.embedder.backbone):
+                layer.momentum = example.momentum
         self.head = None
         if example and example.head:
             self.head = keras.layers.Dense(classes if example.of_classes else DIM)
@@ -293,7 +294,7 @@ class Network:
             with tf.GradientTape() as tape:
                 vectors = self.embedder.represent(views, training=True)["pooled"]
                 vectors = vectors if self.head is None else self.head(vectors)
-                if self.example.head == "dense" and self.example.make is tfsim:
+                if self.example.head == "unit":
                     vectors = pairwise.l2_normalize(vectors)
                 value = loss(labels, vectors)
             gradients = tape.gradient(value, parts)
@@ -361,14 +362,16 @@ class Study:
         network = Network(
             SETS[name], self.arguments.weights, EXAMPLES.get(row), classes, norms == "trained"
         )
-        states = {"start": network.represent(test[0])}
+        start = network.represent(test[0])
+        end = start
         if row in EXAMPLES:
             network.train(*train, seed, factor, count)
-        states["end"] = network.represent(test[0])
-        if row == "whitened":
-            head = Head(states["end"].shape[1], embedding_dim=DIM)
-            head.whiten(network.represent(train[0]), power=0.5, shrinkage=0.1)
-            states["end"] = head.predict(states["end"], verbose=0)
+            end = network.represent(test[0])
+        elif row == "whitened":
+            head = Head(start.shape[1], embedding_dim=DIM)
+            head.whiten(network.represent(train[0]), **WHITENED)
+            end = head.predict(start, verbose=0)
+        states = {"start": start, "end": end}
         return {
             f"{state}_{metric}": values
             for state, vectors in states.items()
@@ -473,7 +476,8 @@ def main():
     add = Results(study.arguments.json).table("table", "", *columns)
     for name in study.arguments.only:
         add_rows(study, name, add)
-    print("nothing is missing")
+    if not study.arguments.json:
+        print("nothing is missing")
 
 
 if __name__ == "__main__":
