@@ -1,7 +1,8 @@
 """Measure a database's own index: time to build, time and recall of searches, memory.
 
   python -m benchmarks.approximate --json=docs/numbers/approximate.json
-  python -m benchmarks.approximate --rows=100000 --pgvector=pgvector://postgres@/postgres
+  PGOPTIONS='-c maintenance_work_mem=3GB' python -m benchmarks.approximate \
+      --pgvector=pgvector://postgres@/postgres
 
 The vectors have 128 dimensions. Those of `classes` are 20 noisy copies of each center, of length 1:
 two of a class have a cosine of about 0.67. Those of `noise` are uniform, which no embedder makes
@@ -81,15 +82,15 @@ def main() -> None:
     parser = command_line(__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--pgvector", default="", help="the address of an empty gallery")
-    parser.add_argument("--pgvector_rows", type=int, default=100_000)
     arguments = parser.parse_args()
     results = Results(arguments.json)
     add = results.table("indexes", *COLUMNS)
     spawn = multiprocessing.get_context("spawn")
-    runs = [("LanceDB", "", arguments.rows)]
+    rows = arguments.rows
+    runs = [("LanceDB", "")]
     if arguments.pgvector:
-        runs.append(("pgvector", arguments.pgvector, arguments.pgvector_rows))
-    for database, address, rows in runs:
+        runs.append(("pgvector", arguments.pgvector))
+    for database, address in runs:
         for data in DATA:
             folder = tempfile.mkdtemp()
             place = f"{address}?table={data}" if address else f"lancedb://{folder}"
