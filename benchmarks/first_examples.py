@@ -54,7 +54,7 @@ from tfdml.data.pipeline import readable_views
 from tfdml.data.sampling import ClassBalancedSampler, ShuffleSampler
 from tfdml.evaluation import paired_differences, retrieval_per_query
 from tfdml.models import Embedder, Head
-from tfdml.models.embedder import batch_norms
+from tfdml.models.normalization import batch_norms
 from tools.numbers import Results, command_line
 
 METRICS = ("recall@1", "map@r")

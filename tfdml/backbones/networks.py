@@ -311,19 +311,19 @@ def cut(model: keras.Model, at: str) -> tuple[keras.Model, keras.Model]:
         alike = difflib.get_close_matches(at, names, n=4, cutoff=0.5)
         hint = f"; near: {', '.join(alike)}" if alike else ""
         raise ValueError(f"{model.name} has no layer {at!r} to cut at{hint}")
-    made = [tensor for tensor in _ancestors(model).values() if producer_of(tensor)[0].name == at]
+    made = [tensor for tensor in ancestors_of(model).values() if producer_of(tensor)[0].name == at]
     if len(made) != 1 or at in [
         producer_of(end)[0].name for end in (model.inputs[0], model.outputs[0])
     ]:
         raise ValueError(f"{model.name} cannot be cut at {at!r}: nothing would be left on one side")
-    if model.inputs[0] is _ancestors(model, not_through=at).get(id(model.inputs[0])):
+    if model.inputs[0] is ancestors_of(model, not_through=at).get(id(model.inputs[0])):
         raise ValueError(f"{model.name} cannot be cut at {at!r}: other layers go past it")
     trunk = keras.Model(model.inputs[0], made[0], name=f"{model.name}_to_{at}")
     rest = keras.Model(made[0], model.outputs[0], name=f"{model.name}_from_{at}")
     return trunk, rest
 
 
-def _ancestors(model: keras.Model, not_through: str = "") -> dict[int, keras.KerasTensor]:
+def ancestors_of(model: keras.Model, not_through: str = "") -> dict[int, keras.KerasTensor]:
     """Return the tensors from which the output is computed, by id: without the inputs of the layer
     `not_through`, unless another layer needs them."""
     ancestors: dict[int, keras.KerasTensor] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import types
 import warnings
 from typing import Any
 
@@ -21,6 +20,7 @@ from tfdml.layers import (
     L2Normalize,
     PrincipalComponents,
 )
+from tfdml.models.normalization import batch_norms, keep_statistics
 from tfdml.saving import SavedAsFile, SavedByArguments, restore
 
 BATCH_NORM_MODES = ("frozen", "statistics", "train")
@@ -55,29 +55,6 @@ def freeze_layers(model: Any) -> None:
     """Freeze all layers of a model that its constructor was told to freeze, as of a file."""
     if not model.trainable:
         model.trainable = False
-
-
-def keep_statistics(model: keras.Model, batch_norm: str) -> None:
-    """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"`
-    none trains."""
-    for layer in batch_norms(model):
-        vars(layer).pop("call", None)
-        if batch_norm == "frozen":
-            layer.trainable = False
-        if batch_norm != "train":
-            # Of these layers alone: dropout and other random layers around them are in training.
-            layer.call = types.MethodType(_call_in_inference, layer)
-
-
-def batch_norms(model: keras.Model) -> list:
-    """Return the BatchNorm layers of a network."""
-    return [
-        x for x in workarounds.layers_of(model) if isinstance(x, keras.layers.BatchNormalization)
-    ]
-
-
-def _call_in_inference(layer: Any, inputs: Any, training: Any = None, **options: Any) -> Any:
-    return type(layer).call(layer, inputs, training=False, **options)
 
 
 def _gives_maps(shape: tuple, pooling: str) -> bool:
@@ -322,7 +299,8 @@ class Embedder(SavedAsFile, EmbeddingModel):
         batch_norm: `"frozen"`: the backbone's BatchNorm layers are constants; `"statistics"`: they
             use their moving statistics, but gamma and beta train (as in the JRD authors' code);
             `"train"`: ordinary training. Other layers, such as dropout, train in each, unless the
-            whole backbone is frozen.
+            whole backbone is frozen. In the first two a convolution applies the BatchNorm behind
+            it, and returns the normalized map.
         dropout: The share of the pooled features that is left out before the dense layer, in
             training.
         pad_color: Red, green and blue, 0-255, of what `resize_mode="pad"` fills up.

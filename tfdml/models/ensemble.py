@@ -9,7 +9,8 @@ from keras import ops
 from tfdml import backbones, workarounds
 from tfdml.arguments import integer
 from tfdml.layers import AttentionHeads
-from tfdml.models.embedder import Embedder, build_once, freeze_layers, keep_statistics, mode_of
+from tfdml.models.embedder import Embedder, build_once, freeze_layers, mode_of
+from tfdml.models.normalization import keep_statistics
 
 
 class AttentionEnsemble(Embedder):
@@ -110,7 +111,8 @@ class AttentionEnsemble(Embedder):
 
     def keep_batch_norm(self) -> None:
         """Bring the BatchNorm layers, the attention network's too, into the mode `batch_norm`."""
-        super().keep_batch_norm()
+        # The attention network begins where the trunk ends, perhaps at a convolution.
+        keep_statistics(self.backbone, self.batch_norm, getattr(self, "cut", ()))
         if getattr(self, "attention", None) is not None:
             keep_statistics(self.attention, self.batch_norm)
 

@@ -7,7 +7,8 @@ import numpy as np
 from keras import ops
 
 from tfdml.arguments import number
-from tfdml.models.embedder import Embedder, batch_norms, build_once
+from tfdml.models.embedder import Embedder, build_once
+from tfdml.models.normalization import batch_norms
 
 #: The shares among which one is chosen.
 SHARES = (0.25, 0.5, 0.75, 0.875)
