@@ -31,6 +31,7 @@ def test_keras_finds_the_classes_of_a_saved_model(words):
     )
 
 
+@pytest.mark.slow
 def test_the_mathematics_works_without_what_the_platform_needs():
     assert "trains without PIL" in run_python("-m", "tests.support.mathematics_alone").stdout
 

@@ -9,21 +9,19 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
+from tests.data.graphs import VIEW, decode
+from tests.data.graphs import exported as exported_batch
 from tests.data.preparations import encoded, picture
 from tests.data.test_orientation import chunk, exif_segment, segment, tiff
-from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, decoding
-from tfdml.data.decoding import decode_image, orientation_of, scan_fault
+from tfdml.data import EncodedImages, ImageDataset, decoding
+from tfdml.data.decoding import orientation_of, scan_fault
 from tfdml.data.faults import check, explain_failure, find_faults
 from tfdml.data.pipeline import readable_views
 from tfdml.data.preparation import check_images
 from tfdml.errors import UserError
-from tfdml.export.saved_model import RequestPreprocessor
 
-VIEW = EvaluationTransform(12, 8)
 JPEG, PNG = picture(0), picture(0, kind="PNG")
 TURNED = exif_segment(tiff(6))
-
-decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
 def with_scans(count, size=(40, 30), between=b""):
@@ -38,14 +36,9 @@ def with_scans(count, size=(40, 30), between=b""):
     return sized + (between + header) * (count - 1) + b"\xff\xd9"
 
 
-@tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
-def faults_of(batch):
-    """What an exported graph finds wrong with each image."""
-    return RequestPreprocessor(VIEW).each(batch)[1]
-
-
 def exported(data):
-    return faults_of(tf.constant([data, JPEG]))[0].numpy().decode()
+    """What an exported graph finds wrong with an image."""
+    return exported_batch(tf.constant([data, JPEG]))[1][0].numpy().decode()
 
 
 FILM = np.random.default_rng(0).bytes(20_000) + b"\xff\xda" * 300

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
+from tests.data.graphs import VIEW, decode, exported
 from tests.data.preparations import encoded, png
 from tfdml.data import EncodedImages, EvaluationTransform, ImageDataset, TrainTransform
 from tfdml.data.decoding import decode_image
 from tfdml.data.faults import find_faults
 from tfdml.data.pipeline import decoded_source, readable_views
 from tfdml.errors import UserError
-from tfdml.export.saved_model import RequestPreprocessor
 
 HEIGHT, WIDTH = 40, 56
 ROWS, COLUMNS = np.mgrid[0:HEIGHT, 0:WIDTH]
@@ -27,8 +27,6 @@ COLOR = Image.fromarray(
 )
 ALPHA = Image.fromarray(np.minimum(COLUMNS * 8, 255).astype(np.uint8))
 SEE_THROUGH = Image.merge("RGBA", (*COLOR.split(), ALPHA))
-
-decode = tf.function(decode_image, input_signature=[tf.TensorSpec((), tf.string)], autograph=False)
 
 
 def as_seen(data):
@@ -131,6 +129,7 @@ def test_damaged_bytes_give_an_image_or_a_plain_error(file_format, at, junk):
         assert decode(data[:at] + junk + data[at + len(junk) :]).shape[-1] == 3
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize(
     ("kind", "size"), [("JPEG", (10_000, 2)), ("PNG", (2, 10_000)), ("WEBP", (101, 1))]
 )
@@ -174,15 +173,6 @@ def test_cmyk_without_adobes_marker_is_inverted_as_well():
         assert_as_seen(data)
         assert_as_seen(unmarked)
         np.testing.assert_array_equal(decode(unmarked), decode(data))
-
-
-VIEW = EvaluationTransform(16, 12)
-
-
-@tf.function(input_signature=[tf.TensorSpec((None,), tf.string)], autograph=False)
-def exported(batch):
-    """The views and faults of an exported graph."""
-    return RequestPreprocessor(VIEW).each(batch)
 
 
 FILMS = {

@@ -13,6 +13,7 @@ from scipy.optimize import brentq
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from tests.support.far_vectors import NAMES, far_vectors
+from tests.support.marks import each_quick_once
 from tfdml.data import PairList
 from tfdml.errors import UserError
 from tfdml.evaluation import (
@@ -118,8 +119,7 @@ def test_rates_equal_those_of_scikit_learn(distance):
     assert result.num_classes == len(np.unique(labels))
 
 
-@pytest.mark.parametrize("distance", DISTANCES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "distance"), each_quick_once(NAMES, DISTANCES))
 def test_the_accepted_rate_is_at_most_that_asked_for_and_is_the_one_reported(
     name, distance, monkeypatch
 ):

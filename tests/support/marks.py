@@ -1,6 +1,7 @@
 """Marks of tests, and the environment of those in a process of its own on JAX."""
 
 import importlib.util
+import itertools
 import os
 
 import pytest
@@ -24,3 +25,14 @@ def first_quick(values):
     first, *others = values
     rows = [value if isinstance(value, tuple) else (value,) for value in others]
     return [first, *(pytest.param(*row, marks=pytest.mark.slow) for row in rows)]
+
+
+def each_quick_once(one, other):
+    """All pairs of two lists as parameters, of which those are quick that walk through both."""
+    one, other = list(one), list(other)
+    steps = range(max(len(one), len(other)))
+    quick = {(one[step % len(one)], other[step % len(other)]) for step in steps}
+    return [
+        pair if pair in quick else pytest.param(*pair, marks=pytest.mark.slow)
+        for pair in itertools.product(one, other)
+    ]

@@ -432,6 +432,7 @@ def weights_of(path):
     return model.backbone.get_weights(), model.dense.get_weights()
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("head", ["linear", "whitened"])
 def test_weights_between_start_and_end_are_kept(head, tmp_path):
     train(tmp_path / "end", head=head)
@@ -447,6 +448,7 @@ def test_weights_between_start_and_end_are_kept(head, tmp_path):
     assert "0.25" in result["selection"]
 
 
+@pytest.mark.slow
 def test_the_share_is_chosen_by_held_out_classes_and_a_second_data_set(tmp_path, monkeypatch):
     also = runs.noise("test", 5, 7)
     monkeypatch.setattr(runs, "SPLITS", dataclasses.replace(runs.SPLITS, also=also))
