@@ -368,7 +368,7 @@ class Study:
             network.train(*train, seed, factor, count)
             end = network.represent(test[0])
         elif row == "whitened":
-            head = Head(start.shape[1], embedding_dim=DIM)
+            head = Head(start.shape[1], embedding_dim=min(DIM, start.shape[1]))
             head.whiten(network.represent(train[0]), **WHITENED)
             end = head.predict(start, verbose=0)
         states = {"start": start, "end": end}

@@ -204,6 +204,7 @@ MERGING = {
 }
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("labels", MERGING.values(), ids=MERGING)
 def test_labels_that_keras_would_merge_are_refused_by_plain_fit(labels):
     with pytest.raises(UserError, match="must be integers; "):

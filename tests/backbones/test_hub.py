@@ -76,6 +76,7 @@ def tokens_of(network, pixels):
     return tokens[:, leading.get(type(network).__name__, 1) :], tokens[:, 0]
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("family", SOME)
 def test_the_map_is_that_of_the_preset_and_is_saved_with_the_embedder(presets, family, tmp_path):
     name, network = presets(family)
@@ -109,6 +110,7 @@ def test_the_map_is_that_of_the_preset_and_is_saved_with_the_embedder(presets, f
     np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "e.keras")(x), expected)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_trained_positions_of_dinov2_are_saved(presets, sign, tmp_path):
     embedder = Embedder(
@@ -213,6 +215,7 @@ def test_low_rank_changes_and_mixed_precision_are_gone_from_what_is_saved_and_ex
     np.testing.assert_allclose(in_float32(saved)(images()), exact(images()), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_preset_of_texts_is_an_embedder_of_texts(tmp_path):
     from keras_hub import models
 

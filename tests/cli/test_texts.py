@@ -174,6 +174,7 @@ def test_both_towers_are_exported_and_compared(model, towers, vectors, test_spli
             served.embed_texts(texts)
 
 
+@pytest.mark.slow
 def test_a_projection_of_stored_vectors_of_both_trains(commands, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)

@@ -136,6 +136,7 @@ def test_each_readable_image_has_its_vector(models, photos, tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_stopped_and_continued_does_nothing_twice(models, photos, tmp_path):
     whole, _ = run(models, photos, tmp_path / "whole")
     run(models, photos, tmp_path / "broken", stop_after=2)

@@ -83,6 +83,7 @@ def test_ties_and_duplicates_at_any_scale(values, scale, tile):
     check_counts(histogram, distances, same, lambda x: 1e-3 * histogram.edges[-1])
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_rates_equal_those_of_scikit_learn(distance):
     """Of several tiles, and for cosine of a class larger than one."""
