@@ -10,7 +10,7 @@ from tfdml.models import AttentionEnsemble, Embedder
 from tfdml.models.normalization import batch_norms, keep_statistics
 from tfdml.workarounds import layers_of
 
-SIDE = 12
+SIDE = 20
 
 
 def network():
@@ -24,6 +24,12 @@ def network():
     x = inputs = keras.Input((SIDE, SIDE, 3))
     x = layers.Conv2D(4, 3, strides=2, padding="same", use_bias=False, name="strided")(x)
     x = layers.ReLU()(layers.BatchNormalization(scale=False)(x))
+    x = layers.ZeroPadding2D(((0, 1), (0, 1)), name="as same")(x)
+    x = layers.Conv2D(4, 3, strides=2, name="behind zeros")(x)
+    x = layers.BatchNormalization()(x)
+    x = layers.ZeroPadding2D(2, name="wider")(x)
+    x = layers.DepthwiseConv2D((3, 2), name="behind more zeros")(x)
+    x = layers.BatchNormalization()(x)
     x = layers.DepthwiseConv2D(3, depth_multiplier=2, padding="same", name="depthwise")(x)
     x = layers.BatchNormalization(center=False)(x)
     x = layers.Conv2D(6, 3, dilation_rate=2, padding="same", name="dilated")(x)
@@ -40,7 +46,15 @@ def network():
     return keras.Model(inputs, [layers.BatchNormalization()(end), end])
 
 
-FOLDED = {"strided", "depthwise", "dilated", "inner", "grouped"}
+JOINED = {
+    "strided",
+    "behind zeros",
+    "behind more zeros",
+    "depthwise",
+    "dilated",
+    "inner",
+    "grouped",
+}
 
 
 def two_alike(make=network):
@@ -67,11 +81,11 @@ def values_and_gradients(model, training):
 
 @pytest.mark.parametrize("mode", ["frozen", "statistics"])
 def test_maps_and_gradients_are_those_of_both_layers(mode):
-    folded, plain = two_alike()
-    keep_statistics(folded, mode)
+    joined, plain = two_alike()
+    keep_statistics(joined, mode)
     for layer in batch_norms(plain):
         layer.trainable = mode == "statistics"
-    pairs = zip(values_and_gradients(folded, True), values_and_gradients(plain, False), strict=True)
+    pairs = zip(values_and_gradients(joined, True), values_and_gradients(plain, False), strict=True)
     for value, expected in pairs:
         scale = np.abs(expected).max()
         np.testing.assert_allclose(value, expected, atol=1e-5 * scale)
@@ -85,10 +99,10 @@ def test_only_convolutions_whose_map_nothing_else_reads_apply_a_norm():
         for layer in layers_of(model)
         if isinstance(layer, keras.layers.Conv2D | keras.layers.DepthwiseConv2D)
     ]
-    assert {layer.name for layer in convolutions if "call" in vars(layer)} == FOLDED
-    keep_statistics(model, "frozen", unfolded=("dilated",))
+    assert {layer.name for layer in convolutions if "call" in vars(layer)} == JOINED
+    keep_statistics(model, "frozen", separate=("dilated",))
     names = {layer.name for layer in convolutions if "call" in vars(layer)}
-    assert names == FOLDED - {"dilated"}
+    assert names == JOINED - {"dilated"}
     keep_statistics(model, "train")
     assert not any("call" in vars(layer) for layer in layers_of(model))
 
@@ -97,15 +111,15 @@ def test_only_convolutions_whose_map_nothing_else_reads_apply_a_norm():
 def test_half_precision_is_as_near_as_that_of_both_layers(policy):
     exact, _ = two_alike()
     with dtype_policy(policy):
-        folded, plain = two_alike()
-    keep_statistics(folded, "frozen")
+        joined, plain = two_alike()
+    keep_statistics(joined, "frozen")
     expected = exact(images(), training=False)[0]
 
     def error(model):
         return np.abs(np.asarray(model(images(), training=False)[0], np.float32) - expected).max()
 
-    assert folded(images(), training=False)[0].dtype == policy.removeprefix("mixed_")
-    assert error(folded) <= 2 * error(plain) + 1e-6
+    assert joined(images(), training=False)[0].dtype == policy.removeprefix("mixed_")
+    assert error(joined) <= 2 * error(plain) + 1e-6
 
 
 def test_a_saved_embedder_holds_both_layers_and_trains_them_again_when_told(tmp_path):
@@ -131,14 +145,14 @@ def trunk_and_rest():
 
 
 def test_an_ensemble_may_be_cut_at_a_convolution():
-    folded, plain = (
+    joined, plain = (
         AttentionEnsemble(
             trunk_and_rest(), ("a", "b"), 2, 4, image_size=SIDE, scaling="none", batch_norm=mode
         )
         for mode in ("frozen", "train")
     )
     x = images()
-    for model in (folded, plain):
+    for model in (joined, plain):
         model(x)
     rng = np.random.default_rng(2)
     # Of both signs, or the attention would be 1 everywhere; the root of a variance is not.
@@ -146,6 +160,6 @@ def test_an_ensemble_may_be_cut_at_a_convolution():
     for place, weight in enumerate(plain.weights):
         if "variance" in weight.path:
             weights[place] = weights[place] ** 2
-    for model in (folded, plain):
+    for model in (joined, plain):
         model.set_weights(weights)
-    np.testing.assert_allclose(folded(x, training=True), plain(x, training=False), atol=1e-5)
+    np.testing.assert_allclose(joined(x, training=True), plain(x, training=False), atol=1e-5)

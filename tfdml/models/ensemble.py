@@ -111,7 +111,7 @@ class AttentionEnsemble(Embedder):
 
     def keep_batch_norm(self) -> None:
         """Bring the BatchNorm layers, the attention network's too, into the mode `batch_norm`."""
-        # The attention network begins where the trunk ends, perhaps at a convolution.
+        # The attention network begins where the trunk ends, which may be within a block.
         keep_statistics(self.backbone, self.batch_norm, getattr(self, "cut", ()))
         if getattr(self, "attention", None) is not None:
             keep_statistics(self.attention, self.batch_norm)

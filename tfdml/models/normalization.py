@@ -1,8 +1,10 @@
-"""The BatchNorm layers of a network: what they use in training, and where they cost nothing."""
+"""The BatchNorm layers of a network: what they use in training, and convolutions that stand for
+them."""
 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Collection
 from typing import Any
@@ -21,24 +23,59 @@ def batch_norms(model: keras.Model) -> list:
     ]
 
 
-def keep_statistics(model: keras.Model, batch_norm: str, unfolded: Collection[str] = ()) -> None:
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A convolution of a network and the layers around it that it can stand for.
+
+    Args:
+        pad: The layer of zeros whose map it alone reads, if there is one.
+        convolution: The convolution.
+        norm: The BatchNorm layer that alone reads its map.
+    """
+
+    pad: Any
+    convolution: Any
+    norm: Any
+
+    def join(self) -> None:
+        """Have the convolution return what the norm would, and the others what they get."""
+        self.convolution.call = functools.partial(_call_block, self)
+        self.norm.call = _return_inputs
+        if self.pad is not None:
+            self.pad.call = _return_inputs
+
+    def separate(self) -> None:
+        """Give each layer its own call."""
+        for layer in (self.pad, self.convolution, self.norm):
+            if layer is not None:
+                vars(layer).pop("call", None)
+
+    def has_any(self, names: Collection[str]) -> bool:
+        """Whether one of its layers has one of these names."""
+        layers = (self.pad, self.convolution, self.norm)
+        return any(layer is not None and layer.name in names for layer in layers)
+
+
+def keep_statistics(model: keras.Model, batch_norm: str, separate: Collection[str] = ()) -> None:
     """Make the BatchNorm layers of a network use their moving statistics in training; of `"frozen"`
     none trains.
 
     BatchNorm is then an affine map of each channel. Where it follows a convolution, this applies
     the map to its kernel, of which there is less than of the feature map:
     scale (kernel * x - mean) + beta = (scale kernel) * x + (beta - scale mean), with
-    scale = gamma / sqrt(variance + epsilon). The convolution then returns the normalized map.
+    scale = gamma / sqrt(variance + epsilon). The convolution then returns the normalized map. It
+    also adds the zeros of a layer before it, which most often are those of `padding="same"`.
 
     Args:
         model: The network.
         batch_norm: As of `Embedder`.
-        unfolded: Names of convolutions that return their own map.
+        separate: Names of layers that keep their own maps.
     """
-    pairs = _normalized_convolutions(model)
-    for layer in [*batch_norms(model), *(convolution for convolution, _ in pairs)]:
-        vars(layer).pop("call", None)
+    blocks = _blocks_of(model)
+    for block in blocks:
+        block.separate()
     for layer in batch_norms(model):
+        vars(layer).pop("call", None)
         if batch_norm == "frozen":
             layer.trainable = False
         if batch_norm != "train":
@@ -46,10 +83,9 @@ def keep_statistics(model: keras.Model, batch_norm: str, unfolded: Collection[st
             layer.call = functools.partial(_call_in_inference, layer)
     if batch_norm == "train":
         return
-    for convolution, norm in pairs:
-        if convolution.name not in unfolded:
-            convolution.call = functools.partial(_call_normalized, convolution, norm)
-            norm.call = _return_inputs
+    for block in blocks:
+        if not block.has_any(separate):
+            block.join()
 
 
 def _call_in_inference(layer: Any, inputs: Any, training: Any = None, **options: Any) -> Any:
@@ -60,8 +96,9 @@ def _return_inputs(inputs: Any, **options: Any) -> Any:
     return inputs
 
 
-def _call_normalized(convolution: Any, norm: Any, inputs: Any) -> Any:
-    """Return the map of a convolution, normalized by moving statistics."""
+def _call_block(block: Block, inputs: Any) -> Any:
+    """Return the map of a convolution of padded inputs, normalized by moving statistics."""
+    convolution, norm = block.convolution, block.norm
     scale = ops.rsqrt(norm.moving_variance + norm.epsilon)
     if norm.scale:
         scale = scale * norm.gamma
@@ -72,58 +109,104 @@ def _call_normalized(convolution: Any, norm: Any, inputs: Any) -> Any:
     if norm.center:
         shift = shift + norm.beta
     kernel = ops.cast(convolution.kernel, scale.dtype)
-    if isinstance(convolution, keras.layers.DepthwiseConv2D):
+    if _is_depthwise(convolution):
         scale = ops.reshape(scale, kernel.shape[-2:])
     kernel = ops.cast(kernel * scale, inputs.dtype)
-    return _convolve(convolution, inputs, kernel) + ops.cast(shift, inputs.dtype)
+    maps = _convolve(block, inputs, kernel)
+    return maps + ops.cast(shift, inputs.dtype)
 
 
-def _convolve(convolution: Any, inputs: Any, kernel: Any) -> Any:
-    convolve = ops.conv
-    if isinstance(convolution, keras.layers.DepthwiseConv2D):
-        convolve = ops.depthwise_conv
+def _convolve(block: Block, inputs: Any, kernel: Any) -> Any:
+    convolution, padding = block.convolution, block.convolution.padding
+    if block.pad is not None:
+        if block.pad.padding == _zeros_of_same(convolution, inputs.shape[1:3]):
+            padding = "same"
+        else:
+            inputs = ops.pad(inputs, ((0, 0), *block.pad.padding, (0, 0)))
+    convolve = ops.depthwise_conv if _is_depthwise(convolution) else ops.conv
     return convolve(
         inputs,
         kernel,
         strides=convolution.strides,
-        padding=convolution.padding,
+        padding=padding,
         dilation_rate=convolution.dilation_rate,
         data_format=convolution.data_format,
     )
 
 
-def _normalized_convolutions(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Return the convolutions of a network whose map a BatchNorm layer reads and nothing else, each
-    with this layer."""
-    pairs = []
+def _zeros_of_same(convolution: Any, size: tuple) -> tuple | None:
+    """Return how many rows and columns `padding="same"` adds on each side of a map of this size;
+    None where the size is not known."""
+    if None in size:
+        return None
+    zeros = []
+    for axis in range(2):
+        stride = convolution.strides[axis]
+        reach = convolution.dilation_rate[axis] * (convolution.kernel_size[axis] - 1) + 1
+        both = max((-(-size[axis] // stride) - 1) * stride + reach - size[axis], 0)
+        zeros.append((both // 2, both - both // 2))
+    return tuple(zeros)
+
+
+def _is_depthwise(convolution: Any) -> bool:
+    return isinstance(convolution, keras.layers.DepthwiseConv2D)
+
+
+def _blocks_of(model: keras.Model) -> list[Block]:
+    """Return the convolutions of a network whose map a BatchNorm layer reads and nothing else."""
+    blocks = []
     for part in workarounds.layers_of(model):
         if isinstance(part, keras.Model) and getattr(part, "inputs", None):
-            pairs += _pairs_of_graph(part)
-    return pairs
+            blocks += _Graph(part).blocks()
+    return blocks
 
 
-def _pairs_of_graph(model: keras.Model) -> list[tuple[Any, Any]]:
-    """Return those of a functional model, without the layers within its layers."""
-    tensors = ancestors_of(model)
-    readers = collections.defaultdict(list)
-    calls: collections.Counter = collections.Counter()
-    for tensor in tensors.values():
-        reader, inputs = workarounds.producer_of(tensor)
-        calls[reader] += 1
-        for read in inputs:
-            readers[id(read)].append(reader)
-    for output in model.outputs:
-        readers[id(output)].append(None)
-    pairs = []
-    for number, tensor in tensors.items():
-        convolution, _ = workarounds.producer_of(tensor)
-        if len(readers[number]) != 1 or not _is_plain(convolution):
-            continue
-        (norm,) = readers[number]
-        is_norm = type(norm) is keras.layers.BatchNormalization and norm.axis in (-1, 3)
-        if is_norm and calls[convolution] == calls[norm] == 1:
-            pairs.append((convolution, norm))
-    return pairs
+class _Graph:
+    """The calls of a functional model, without those within its layers.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: keras.Model):
+        self.tensors = ancestors_of(model)
+        self.readers: dict[int, list] = collections.defaultdict(list)
+        self.calls: collections.Counter = collections.Counter()
+        for tensor in self.tensors.values():
+            reader, inputs = workarounds.producer_of(tensor)
+            self.calls[reader] += 1
+            for read in inputs:
+                self.readers[id(read)].append(reader)
+        for output in model.outputs:
+            self.readers[id(output)].append(None)
+
+    def blocks(self) -> list[Block]:
+        """Return the convolutions that can stand for the layers around them."""
+        blocks = []
+        for tensor in self.tensors.values():
+            convolution, inputs = workarounds.producer_of(tensor)
+            norm = self._only_reader(tensor)
+            if not _is_plain(convolution) or self.calls[convolution] > 1:
+                continue
+            if type(norm) is keras.layers.BatchNormalization and norm.axis in (-1, 3):
+                blocks.append(Block(self._pad_of(convolution, *inputs), convolution, norm))
+        return blocks
+
+    def _only_reader(self, tensor: Any) -> Any:
+        """Return the layer that alone reads a tensor, and nothing else; None: there is none."""
+        readers = self.readers[id(tensor)]
+        if len(readers) != 1 or self.calls[readers[0]] > 1:
+            return None
+        return readers[0]
+
+    def _pad_of(self, convolution: Any, tensor: Any) -> Any:
+        """Return the layer of zeros that a convolution alone reads; None: there is none."""
+        pad, _ = workarounds.producer_of(tensor)
+        is_pad = type(pad) is keras.layers.ZeroPadding2D and pad.data_format == "channels_last"
+        is_alone = self._only_reader(tensor) is convolution and self.calls[pad] == 1
+        if is_pad and is_alone and convolution.padding == "valid":
+            return pad
+        return None
 
 
 def _is_plain(layer: Any) -> bool:
