@@ -4,7 +4,7 @@ r"""What a newcomer gets: the first complete example of each library, on the sam
     python -m benchmarks.first_examples --runs=RUNS --json=docs/numbers/first_examples.json
 
 The first command trains what is missing, and stops after --seconds: call it until it says that
-nothing is missing. The second prints the table of what there is. SETS holds folders as in
+nothing is missing. The second prints the tables of what there is. SETS holds folders as in
 docs/results.md: cars196 and omniglot in their official layouts, grocery and clothing as class
 folders. The rows of a peer need its package next to tfdml; --rows leaves rows out.
 
@@ -417,7 +417,7 @@ def runs_of(study, name):
             for length in lengths(row, labels):
                 count = 0 if row == "tfdml" and length != IMAGES else length
                 runs = [study.run(name, row, norms, seed, factor, count) for seed in SEEDS]
-                words = f"{length:,} images, rate x {factor:.2g}"
+                words = f"{length:,}, x {factor:.2g}"
                 rows[row, norms, words] = [run for run in runs if run is not None]
     return rows
 
@@ -440,7 +440,7 @@ def best_factor(study, name, row, norms):
 
 
 def add_rows(study, name, add):
-    """Add the rows of a data set to the table."""
+    """Add the rows of a data set to its table."""
     rows = runs_of(study, name)
     (pooled,) = rows["pooled", "", ""]
     for (row, norms, words), runs in rows.items():
@@ -450,13 +450,13 @@ def add_rows(study, name, add):
         for metric in METRICS:
             ends = [run[f"end_{metric}"] for run in runs]
             starts = [run.get(f"start_{metric}", pooled[f"end_{metric}"]) for run in runs]
-            cells += [f"{100 * np.nanmean(starts):.1f}", f"{100 * np.nanmean(ends):.1f}"]
+            cells.append(f"{100 * np.nanmean(starts):.1f} -> {100 * np.nanmean(ends):.1f}")
             for others in (starts, [pooled[f"end_{metric}"]] * len(runs)):
                 of_seeds = [[{metric: values} for values in side] for side in (ends, others)]
                 gain = paired_differences(*of_seeds, pooled["labels"])[metric]
                 ends_of = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
                 cells.append(f"{100 * gain.mean:+.1f} ({ends_of})")
-        add(name, row, norms, words, str(len(runs)), *cells)
+        add(row, norms, words, len(runs), *cells)
 
 
 def main():
@@ -470,12 +470,15 @@ def main():
     parser.add_argument("--only", nargs="*", default=list(SETS), choices=list(SETS))
     study = Study(parser.parse_args())
     study.arguments.runs.mkdir(exist_ok=True)
-    columns = ["data set", "first example of", "BatchNorm", "length, rates", "seeds"]
+    columns = ["first example of", "BatchNorm", "images, rates", "seeds"]
     for metric in ("Recall@1", "MAP@R"):
-        columns += [f"{metric} at the start", metric, f"{metric}, gain", f"{metric}, over pooled"]
-    add = Results(study.arguments.json).table("table", "", *columns)
+        columns += [metric, "gain", "over pooled"]
+    results = Results(study.arguments.json)
     for name in study.arguments.only:
-        add_rows(study, name, add)
+        is_begun = (study.arguments.runs / f"{name}.npz").exists()
+        if study.arguments.json and not is_begun:
+            continue
+        add_rows(study, name, results.table(name, *columns))
     if not study.arguments.json:
         print("nothing is missing")
 
