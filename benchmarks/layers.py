@@ -151,7 +151,7 @@ def main():
                 rounds[name].append(times)
     work = work_of(steps["joined"][1])
     columns = ["operations", "ms, apart", "ms, joined", "GFLOPS", "GB/s"]
-    add = Results(arguments.json).table("operations", "", *columns)
+    add = Results(arguments.json).table("operations", *columns)
     for kind in (*KINDS.values(), REST, "together"):
         apart, joined = (
             statistics.median(times[kind] for times in rounds[name]) for name in ("apart", "joined")
