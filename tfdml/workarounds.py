@@ -14,6 +14,7 @@ from typing import Any
 
 import keras
 from keras import ops, tree
+from keras.src.models.functional import Functional
 
 
 def layers_of(model: keras.Model) -> list:
@@ -23,6 +24,16 @@ def layers_of(model: keras.Model) -> list:
     made of.
     """
     return model._flatten_layers()
+
+
+def follows_its_graph(layer: Any) -> bool:
+    """Whether a layer is a model that computes what its graph of layers says.
+
+    Keras 3.15: a subclass of `Model` with inputs and outputs has a graph, and may have a `call` of
+    its own; the class of functional models is private.
+    """
+    is_usual = getattr(type(layer), "call", None) in (Functional.call, keras.Sequential.call)
+    return is_usual and bool(getattr(layer, "outputs", None))
 
 
 def freeze_new_weights(model: keras.Model) -> None:

@@ -107,6 +107,28 @@ def test_only_convolutions_whose_map_nothing_else_reads_apply_a_norm():
     assert not any("call" in vars(layer) for layer in layers_of(model))
 
 
+class OwnCall(keras.Model):
+    """A model that reads the map of a convolution where its graph does not."""
+
+    def call(self, inputs):
+        return self.layers[1](inputs)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "own call"])
+def test_only_a_model_that_follows_its_graph_has_layers_joined(kind):
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.BatchNormalization()]
+    if kind == "sequential":
+        model = keras.Sequential([keras.Input((SIDE, SIDE, 3)), *layers])
+    else:
+        inputs = keras.Input((SIDE, SIDE, 3))
+        model = OwnCall(inputs, layers[1](layers[0](inputs)))
+    model.set_weights([weight + 0.5 for weight in model.get_weights()])
+    expected = model(images(), training=False)
+    keep_statistics(model, "frozen")
+    assert ("call" in vars(layers[0])) == (kind == "sequential")
+    np.testing.assert_allclose(model(images(), training=True), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_is_as_near_as_that_of_both_layers(policy):
     exact, _ = two_alike()

@@ -156,7 +156,7 @@ def _blocks_of(model: keras.Model) -> list[Block]:
     """Return the convolutions of a network whose map a BatchNorm layer reads and nothing else."""
     blocks = []
     for part in workarounds.layers_of(model):
-        if isinstance(part, keras.Model) and getattr(part, "inputs", None):
+        if workarounds.follows_its_graph(part):
             blocks += _Graph(part).blocks()
     return blocks
 
