@@ -26,6 +26,7 @@ The plan, written before the runs:
   Keras's. TensorFlow Similarity's loss is `MultiSimilarityLoss(2, 40, 0.5, 0.1)` of tfdml, which
   `make parity-tfsim` compares with it.
 - BatchNorm trains or is frozen, as rows of their own. From random weights it trains.
+- A batch of OML's recipe has as many classes as there are, where these are fewer than 20.
 - Length: 12,000 images for each row; and the documented length, where this is at most 50,000.
   OML's recipe for Cars (10 million images) and TensorFlow Similarity's notebook (600,000) are cut.
 - Rates: the documented ones times 1/3, 1 and 3, chosen by MAP@R on a quarter of the training
@@ -125,7 +126,8 @@ def oml(margin, classes, images):
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002, as its sampler draws from it
         loss = TripletLossWithMiner(margin, AllTripletsMiner())
-        sampler = BalanceSampler(labels.tolist(), n_labels=classes, n_instances=images)
+        together = min(classes, len(np.unique(labels)))
+        sampler = BalanceSampler(labels.tolist(), n_labels=together, n_instances=images)
 
         def batches():
             while True:
