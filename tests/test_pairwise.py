@@ -228,3 +228,45 @@ def test_floats_are_accepted_up_to_where_ids_merge(kind):
             UserError, match=f"as {kind} different ids from {limit:,} on become one"
         ):
             integer_labels(np.array([0, wrong], kind))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_softmax_of_a_sure_row_keeps_its_digits(mode):
+    rng = np.random.default_rng(0)
+    logits = rng.uniform(-30, 30, (40, 12))
+    positives = rng.random((40, 12)) < 0.3
+    positives[10:15] = np.arange(12) == 4
+    negatives = ~positives & (rng.random((40, 12)) < 0.7)
+    # Sure rows, two equal positives, a row of one positive alone, and one without any.
+    logits[:20] = np.where(positives[:20], 40 + logits[:20] / 10, -20 + logits[:20] / 10)
+    positives[0] = [True, True] + 10 * [False]
+    negatives[0] = ~positives[0]
+    logits[0, :2] = 7
+    positives[1:3], negatives[1] = False, False
+    positives[1, 3] = True
+    logits = logits.astype("float32")
+
+    def costs(x):
+        return pairwise.softmax_costs(x, positives, negatives)[positives]
+
+    exact = logits.astype("float64")
+    compared = positives | negatives
+    expected, slopes = np.zeros((40, 12)), np.zeros((40, 12))
+    for row, column in np.argwhere(positives):
+        others = compared[row].copy()
+        others[column] = False
+        ratios = np.where(others, np.exp(exact[row] - exact[row, column]), 0)
+        expected[row, column] = np.log1p(ratios.sum())
+        slopes[row] += ratios / (1 + ratios.sum())
+        slopes[row, column] -= ratios.sum() / (1 + ratios.sum())
+    value, (gradient,) = value_and_gradients(
+        lambda x: keras.ops.sum(pairwise.softmax_costs(x, positives, negatives) * positives),
+        logits,
+        mode=mode,
+    )
+    np.testing.assert_allclose(value, expected.sum(), rtol=1e-6)
+    np.testing.assert_allclose(costs(logits), expected[positives], rtol=1e-5)
+    # Those of several positives of a row cancel one another.
+    is_alone = positives.sum(axis=1) == 1
+    np.testing.assert_allclose(gradient[is_alone], slopes[is_alone], rtol=1e-5, atol=1e-12)
+    np.testing.assert_allclose(gradient, slopes, atol=1e-6)

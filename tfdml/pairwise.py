@@ -445,6 +445,36 @@ def masked_logsumexp(values, mask, axis):
     return ops.logsumexp(ops.where(mask, values, -1e30), axis=axis)
 
 
+def softmax_costs(logits, positives, negatives):
+    """Compute for each positive of a row -ln of its softmax over all positives and negatives.
+
+    It is ln(1 + the sum over the others of exp(their logit - its own)). The positive of the largest
+    logit is left out of this sum, so that a sure row keeps its digits; for any other positive the
+    sum is at least 1.
+
+    Args:
+        logits: (N, M).
+        positives: (N, M) booleans.
+        negatives: (N, M) booleans, none of them positive.
+
+    Returns:
+        (N, M), whose values mean nothing where there is no positive.
+
+    Example:
+        >>> softmax_costs(keras.ops.array([[40.0, 0.0]]), keras.ops.array([[True, False]]),
+        ...     keras.ops.array([[False, True]]))[0, 0].numpy().item()  # e^-40
+        4.248354e-18
+    """
+    compared = ops.logical_or(positives, negatives)
+    largest = index_of_largest(ops.where(positives, logits, -1e30))
+    columns = ops.arange(ops.shape(logits)[1], dtype=largest.dtype)
+    is_largest = ops.logical_and(positives, columns[None] == largest[:, None])
+    others = ops.logical_and(compared, ops.logical_not(is_largest))
+    relative = masked_logsumexp(logits, others, axis=1)[:, None] - logits
+    whole = masked_logsumexp(logits, compared, axis=1)[:, None] - logits
+    return ops.where(is_largest, ops.softplus(relative), whole)
+
+
 def fold_over_positives(step, state, positives):
     """Return `state` after `step(state, chosen)` for the first, the second, ... positive of all
     rows at once.

@@ -547,10 +547,7 @@ class SupConLoss(CosinePairLoss):
         """Compute one value per anchor: (b,)."""
         logits = pairs.cosines() / self.temperature
         positives = pairs.positives
-        others = ops.logical_or(positives, pairs.negatives)
+        costs = pairwise.softmax_costs(logits, positives, pairs.negatives)
+        values = pairwise.masked_mean(costs, positives, axis=1)
         has_positive = ops.any(positives, axis=1)
-        # Relative to each positive, so that a sure anchor keeps its digits.
-        values = pairwise.masked_mean(
-            pairwise.masked_logsumexp(logits, others, axis=1)[:, None] - logits, positives, axis=1
-        )
         return self.over_pairs(pairs, values[:, None], has_positive[:, None])

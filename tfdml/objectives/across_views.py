@@ -58,7 +58,7 @@ class ViewsObjective(Objective):
     ):
         super().__init__(**kwargs)
         self.views = tuple(views)
-        if len(set(self.views)) != 2 or len(self.views) != 2:
+        if len(self.views) != 2 or self.views[0] == self.views[1]:
             raise ValueError(f"{self.name}: views must name two representations, not {views!r}")
         self.shared = one_of(f"{self.name}: shared", shared, ("positive", "left_out"))
         self.dims: tuple[int, ...] | None = None
@@ -236,9 +236,8 @@ class SoftmaxAcrossViews(ViewContrast):
 
     def _one_direction(self, pairs):
         logits = ops.exp(self.log_scale) * pairs.cosines()
-        compared = ops.logical_or(pairs.positives, pairs.negatives)
-        rows = pairwise.masked_logsumexp(logits, compared, axis=1)[:, None] - logits
-        return pairs.mean(pairwise.masked_mean(rows, pairs.positives, axis=1))
+        costs = pairwise.softmax_costs(logits, pairs.positives, pairs.negatives)
+        return pairs.mean(pairwise.masked_mean(costs, pairs.positives, axis=1))
 
 
 @register("objective", alias="siglip")
