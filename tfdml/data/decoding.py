@@ -84,6 +84,7 @@ _MOST_SCANS = 100
 # Up to the end of a JPEG: tables and restart intervals may precede each scan.
 _MOST_MARKERS = _MOST_SEGMENTS + 5 * _MOST_SCANS
 _SCAN_MARKER = b"\xff\xda"
+_APP1_MARKER = b"\xff\xe1"
 _CMYK_CHANNELS = 4
 # The beginning of a JPEG, with a segment that says no more than that Adobe's way is meant.
 _ADOBE_START = b"\xff\xd8\xff\xee\0\x0eAdobe\0\x64\0\0\0\0\0"
@@ -309,9 +310,9 @@ def _decode_other(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _decode_jpeg(encoded: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
-    pieces = _split(encoded, _SCAN_MARKER, 2)
-    # In front of the only scan. Compressed data cannot contain the marker of an APP1 segment.
-    has_app1 = tf.size(_split(pieces[0], b"\xff\xe1", 1)) > 1
+    # Plain: one scan, no EXIF in front of it, which may turn the image, and gray or RGB.
+    pieces = _split(encoded, _SCAN_MARKER, most=2)
+    has_app1 = tf.size(_split(pieces[0], _APP1_MARKER, most=1)) > 1
     is_plain = (tf.size(pieces) == 2) & ~has_app1 & (shape[2] != _CMYK_CHANNELS)
     return tf.cond(
         is_plain, lambda: _decode_plain_jpeg(encoded), lambda: _decode_other_jpeg(encoded, shape)
@@ -657,9 +658,11 @@ def _orientation_of_tiff(tiff: tf.Tensor) -> tf.Tensor:
 def _values_of_tag(directory: tf.Tensor, little: tf.Tensor, expected_tag: int) -> tf.Tensor:
     """Return the whole numbers that a TIFF directory states for a tag, (n,) int64; one for each
     entry of this tag."""
-    size = _ENTRY * tf.cast(_number(tf.slice(directory, [0], [2]), little), tf.int32)
-    entries = directory[2 : 2 + size]
-    entries = tf.reshape(entries[: tf.size(entries) // _ENTRY * _ENTRY], (-1, _ENTRY))
+    stated = tf.cast(_number(tf.slice(directory, [0], [2]), little), tf.int32)
+    entries = directory[2 : 2 + stated * _ENTRY]
+    whole = tf.size(entries) // _ENTRY
+    entries = tf.reshape(entries[: whole * _ENTRY], (whole, _ENTRY))
+    # Of an entry: two bytes of tag, two of kind, four of count, four of value.
     tag = _number(entries[:, :2], little)
     kind = _number(entries[:, 2:4], little)
     count = _number(entries[:, 4:8], little)

@@ -342,16 +342,15 @@ class TrainTransform:
         check_choice("augmentation", self.augmentation, KINDS)
         if isinstance(self.policy, str):
             object.__setattr__(self, "policy", Policy.of(self.policy))
-        # A crop that varies in size never passes through `resize`.
-        check_sizes(
-            self.image_size if self.varies_size else self.resize, self.image_size, self.resize_mode
-        )
-        for name, most in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
+        # A crop that varies in size never passes through `resize`, which may then be anything.
+        resize = self.image_size if self.varies_size else self.resize
+        check_sizes(resize, self.image_size, self.resize_mode)
+        for name, highest in (("scale", 1), ("ratio", math.inf), ("resolutions", math.inf)):
             bounds = tuple(getattr(self, name))
-            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= most:
-                limit = "" if most == math.inf else f" <= {most}"
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1] <= highest:
+                end = "" if highest == math.inf else f" <= {highest}"
                 raise UserError(
-                    f"{name} must be (low, high) with 0 < low <= high{limit}, not {bounds}"
+                    f"{name} must be (low, high) with 0 < low <= high{end}, not {bounds}"
                 )
             object.__setattr__(self, name, bounds)
 

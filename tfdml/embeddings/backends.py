@@ -762,7 +762,7 @@ def load_backend(
     """
     if is_remote(model) and not in_store(model):
         raise UserError(
-            "is neither a file or folder nor in a store: name what the server loads", model=model
+            "is the address of a server: name the file or folder that it loads", model=model
         )
     path = Path(local_copy(model))
     if path.suffix in _KIND_OF_FILE:

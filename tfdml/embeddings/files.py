@@ -860,8 +860,9 @@ class EmbeddingFolder:
         if count + len(bad) != images:
             raise UserError(f"there are {count} embeddings of {images} images in {self.folder}")
         if not count:
+            _, name, reason = bad[0]
             raise UserError(
-                f"none of the {len(bad):,} images can be read; the first: {bad[0][1]}: {bad[0][2]}"
+                f"none of the {len(bad):,} images can be read; the first: {name}: {reason}"
             )
         entries = self._keep_parts(parts)
         if bad:
@@ -869,10 +870,10 @@ class EmbeddingFolder:
             entries[BAD_IMAGES] = {}
         for name, entry in entries.items():
             entry["sha256"] = files.sha256_of(self.path(name))
-        kind = {"format": FORMAT, "version": VERSION, "tfdml": __version__}
         dimension = next(record.dimension for record in parts.values() if record.rows)
+        header = {"format": FORMAT, "version": VERSION, "tfdml": __version__}
         self.manifest = {
-            **kind,
+            **header,
             "identity": self.identity,
             "count": count,
             "bad_images": len(bad),

@@ -222,18 +222,14 @@ def compare_with_card(model: Path) -> None:
     artifacts = fields(read_json(card).get("artifacts", {}), {}, f"{card}: artifacts")
     for name, artifact in artifacts.items():
         entries = fields(artifact, {"files": dict}, f"{card}: artifacts.{name}")["files"]
-        if model != card.parent:
-            entries = {
-                file: entry for file, entry in entries.items() if card.parent / file == model
-            }
-        elif name != "saved_model":
-            continue
-        compare_files(
-            card.parent,
-            entries,
-            str(card),
-            "copy the version again from its source, or export it again",
-        )
+        if model == card.parent:
+            # The folder is that of the SavedModel; other artifacts lie in it as files.
+            compared = entries if name == "saved_model" else {}
+        else:
+            own = [file for file in entries if card.parent / file == model]
+            compared = {file: entries[file] for file in own}
+        advice = "copy the exported version again from its source, or export it again"
+        compare_files(card.parent, compared, str(card), advice)
 
 
 def served_version(path: Path) -> Path | None:

@@ -1,6 +1,7 @@
 """Passes over many images: in parts, of which each goes into a file, by one process or by many."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -102,7 +103,8 @@ class EmbeddingPass:
 
     def parts(self) -> Iterator[Part]:
         """Yield the parts in the order of the images."""
-        size = -(-self.rows_per_file // self.batch_size) * self.batch_size
+        # Whole batches, at least as many rows as a file is to have.
+        size = math.ceil(self.rows_per_file / self.batch_size) * self.batch_size
         number = before = 0
         for dataset in self.splits:
             padded = min(self.batch_size, len(dataset))

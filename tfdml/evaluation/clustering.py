@@ -123,18 +123,19 @@ def expected_mutual_information(class_sizes: Any, cluster_sizes: Any) -> float:
     """
     from scipy.stats import hypergeom
 
-    a_sizes, a_times = np.unique(np.asarray(class_sizes, np.int64), return_counts=True)
-    b_sizes, b_times = np.unique(np.asarray(cluster_sizes, np.int64), return_counts=True)
-    total = int(a_sizes @ a_times)
+    a_sizes, a_counts = np.unique(np.asarray(class_sizes, np.int64), return_counts=True)
+    b_sizes, b_counts = np.unique(np.asarray(cluster_sizes, np.int64), return_counts=True)
+    total = int(a_sizes @ a_counts)
     expectation = 0.0
-    for a, times in zip(a_sizes, a_times, strict=True):
-        # Every n of every b, in one flat row: never longer than N, since the sizes b differ.
-        most = np.minimum(a, b_sizes)
-        b = np.repeat(b_sizes, most)
-        n = np.arange(len(b)) - np.repeat(np.cumsum(most) - most, most) + 1
+    for a, a_count in zip(a_sizes, a_counts, strict=True):
+        # For each b the overlaps n from 1 to min(a, b), in one row of at most `total`.
+        overlaps = np.minimum(a, b_sizes)
+        starts = np.cumsum(overlaps) - overlaps
+        b = np.repeat(b_sizes, overlaps)
+        n = 1 + np.arange(len(b)) - np.repeat(starts, overlaps)
         information = n / total * (np.log(total * n.astype(np.float64)) - np.log(float(a) * b))
-        weight = np.repeat(b_times, most) * hypergeom.pmf(n, total, a, b)
-        expectation += float(times * (weight * information).sum())
+        weight = np.repeat(b_counts, overlaps) * hypergeom.pmf(n, total, a, b)
+        expectation += float(a_count * (weight * information).sum())
     return expectation
 
 
@@ -711,15 +712,15 @@ def group(
     else:
         prior = _estimated_prior(embeddings, held_out, labels)
     rates = PairRates.of(average_linkage(held_out), labels)
-    best = rates.best(prior, min_precision)
-    expected = rates.measures(prior, best)
+    place = rates.best(prior, min_precision)
+    expected = rates.measures(prior, place)
     if expected["ari"] < min_ari:
         raise UserError(
             f"held-out classes reach an adjusted Rand index of {expected['ari']:.3f}: these "
             "embeddings cannot be grouped so; train the embedder on such images first",
             min_ari=min_ari,
         )
-    distance = float(rates.distances[best])
+    distance = float(rates.distances[place])
     return Groups(cut_linkage(average_linkage(embeddings), distance), distance, prior, expected)
 
 

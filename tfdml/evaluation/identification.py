@@ -266,6 +266,8 @@ class Searches:
     def rates(self, threshold: float, level: float, new_classes: bool) -> dict[str, Interval]:
         """Return `fpir`, and `tpir` where there are known queries, with intervals over the classes
         of the queries; of strangers that search without their class, also over those they find."""
+        # A stranger that is let in depends on two classes, its own and the one that it finds; of a
+        # known query both are one.
         class_pairs = {"fpir": self._pairs_alone(threshold), "tpir": np.zeros((2, 0), np.int64)}
         rates = {}
         for name, (hits, classes) in self._hits(threshold).items():

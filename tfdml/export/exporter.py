@@ -97,9 +97,10 @@ def compare_vectors(
     """
     if vectors.shape != expected.shape:
         raise UserError(f"the export gives {vectors.shape}, the embedder {expected.shape}")
-    is_some = expected.any(axis=1) | vectors.any(axis=1)
-    ours = expected.astype(np.float64)[is_some]
-    theirs = vectors.astype(np.float64)[is_some]
+    # Rows of zeros on both sides have no direction to compare.
+    is_compared = expected.any(axis=1) | vectors.any(axis=1)
+    ours = expected.astype(np.float64)[is_compared]
+    theirs = vectors.astype(np.float64)[is_compared]
     lengths = np.linalg.norm(theirs, axis=1)
     # A zero vector has cosine 0; the embedder's own vectors have length 1 or 0.
     cosines = (ours * theirs).sum(axis=1) / np.where(lengths > 0, lengths, 1.0)
@@ -108,8 +109,10 @@ def compare_vectors(
     measures["mean_cosine"] = float(cosines.mean()) if len(cosines) else 1.0
     measures["max_difference"] = float(np.abs(ours - theirs).max(initial=0.0))
     measures["max_length_error"] = float(np.abs(lengths - 1.0).max(initial=0.0))
-    before = measures["recall@1_keras"] = _recall_at_1(expected, dataset)
-    after = measures["recall@1"] = _recall_at_1(vectors, dataset)
+    before = _recall_at_1(expected, dataset)
+    after = _recall_at_1(vectors, dataset)
+    measures["recall@1_keras"] = before
+    measures["recall@1"] = after
     measures["recall@1_drop"] = None
     if before is not None and after is not None:
         measures["recall@1_drop"] = before - after

@@ -156,6 +156,7 @@ class StatisticsNetwork(SavedByArguments, keras.layers.Layer):
         return [read(weight) for weight in itertools.chain(*pairs)]
 
     def _values(self, flat, *weights):
+        """Return V of numbers, which is the network's output less its input."""
         x = flat[:, None]
         for i in range(0, len(weights), 2):
             x = pairwise.matmul(x, weights[i]) + weights[i + 1]

@@ -254,9 +254,11 @@ class _DeviceChunks:
 
     def whole(self, x):
         """Return the whole chunks of a batch, (count, devices * size, ...)."""
-        x = self._by_device(x)[:, : self.count * self.size]
-        x = ops.reshape(x, (self.devices, self.count, self.size, *x.shape[2:]))
-        return _merged(ops.swapaxes(x, 0, 1), 1)
+        of_devices = self._by_device(x)[:, : self.count * self.size]
+        shape = (self.devices, self.count, self.size, *of_devices.shape[2:])
+        of_chunks = ops.swapaxes(ops.reshape(of_devices, shape), 0, 1)
+        # (chunks, devices, rows, ...) to (chunks, devices x rows, ...).
+        return _merged(of_chunks, 1)
 
     def last(self, x):
         """Return the last chunk of a batch, (devices * rest, ...)."""

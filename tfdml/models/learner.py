@@ -342,12 +342,14 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         scope, all_labels = Scope.of_replica(size), replicas.gather(labels)
         gathered = self._gather_for_pairs(y_pred)
 
-        loss = reported = ops.zeros((), "float32")
+        loss = ops.zeros((), "float32")
+        reported = loss
         for objective, tracker in zip(self.objectives, self.term_trackers, strict=True):
-            vectors, their_labels = (
-                (y_pred, labels) if objective.per_image else (gathered, all_labels)
-            )
-            term = objective.term(vectors, their_labels, scope, training)
+            # A term has a value, which is logged, and this replica's share of the gradient.
+            if objective.per_image:
+                term = objective.term(y_pred, labels, scope, training)
+            else:
+                term = objective.term(gathered, all_labels, scope, training)
             # Weighted as Keras weighs the loss in its logs: by the images of this replica.
             tracker.update_state(term.value, ops.cast(size, "float32"))
             for key, (total, count) in term.observations.items():
@@ -355,9 +357,9 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
                 observed.update_state(total / ops.maximum(count, 1.0), count)
             loss = loss + objective.weight * term.share
             reported = reported + objective.weight * term.value / num_replicas
-        for regularizer in self.losses:
-            penalty = ops.cast(regularizer, "float32") / num_replicas
-            loss, reported = loss + penalty, reported + penalty
+        for penalty in self.losses:
+            share = ops.cast(penalty, "float32") / num_replicas
+            loss, reported = loss + share, reported + share
         if num_replicas > 1:
             # The shares have the right gradient; the value is what Keras's logs expect of replicas
             # of unequal size.
@@ -391,10 +393,13 @@ class MetricLearner(SavedByArguments, SavedAsFile, workarounds.SeveralWorkersMod
         furthest = ops.max(
             ops.where(positives, distances, -1.0), axis=1, keepdims=True, initial=-1.0
         )
+        # Negatives of an anchor that has a positive, and those of them that are nearer than it.
         compared = ops.logical_and(negatives, furthest >= 0)
+        nearer = ops.logical_and(negatives, distances < furthest)
         totals = [pairwise.masked_sum(distances, mask) for mask in (positives, negatives)]
-        totals.append(pairwise.masked_count(ops.logical_and(negatives, distances < furthest)))
-        counts = [pairwise.masked_count(mask) for mask in (positives, negatives, compared)]
+        counts = [pairwise.masked_count(mask) for mask in (positives, negatives)]
+        totals.append(pairwise.masked_count(nearer))
+        counts.append(pairwise.masked_count(compared))
         for tracker, total, count in zip(self.distance_trackers, totals, counts, strict=True):
             # Weighted by the number of pairs, so that a batch without any does not count.
             tracker.update_state(total / ops.maximum(count, 1.0), count)

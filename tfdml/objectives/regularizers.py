@@ -157,9 +157,9 @@ class DensityAdaptivity(ReducedObjective):
         if reference.shape != (self.num_classes,) or not np.all(
             np.isfinite(reference) & (reference >= 0)
         ):
-            expected = f"({self.num_classes},) finite numbers from 0 on"
             raise ValueError(
-                f"{self.name}: reference_density must be {expected}, not of shape {reference.shape}"
+                f"{self.name}: reference_density must be ({self.num_classes},) finite numbers from "
+                f"0 on, not {reference!r}"
             )
         return reference
 

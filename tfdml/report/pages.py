@@ -195,6 +195,7 @@ def write_report(
         >>> write_report("report.html", run, test, embeddings)
     """
     images = None
+    # A run of several seeds is a summary; each seed has a report with images.
     if not run.seeds:
         if dataset is None:
             raise UserError("the report of a run needs its test images and their embeddings")

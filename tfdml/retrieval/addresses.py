@@ -89,10 +89,10 @@ def parse(uri: str) -> Address:
     try:
         parts = urllib.parse.urlsplit(uri)
         options = _options(parts)
-        has_place = bool(parts.path.strip("/") or parts.hostname)
-        # The port raises where it is no number.
-        is_wrong = parts.fragment or parts.port == 0 or not has_place
-        if is_wrong or (parts.netloc and parts.scheme == "lancedb"):
+        is_empty = not (parts.path.strip("/") or parts.hostname)
+        has_host_in_vain = bool(parts.netloc) and parts.scheme == "lancedb"
+        # As `urlsplit` does, and the port where it is no number.
+        if is_empty or has_host_in_vain or parts.fragment or parts.port == 0:
             raise ValueError
     except ValueError:
         advice = "options as ?name=value&name=value, and %2F, %40, %23, %3F in a password"
@@ -103,7 +103,7 @@ def parse(uri: str) -> Address:
             check_choice("option", name, ("table", "distance"))
         check_choice("distance", options.get("distance", "euclidean"), DISTANCES)
         if not re.fullmatch(_TABLE, options.get("table", "gallery")):
-            raise UserError("the name of a table has a .. z, 0 .. 9 and _, and a letter first")
+            raise UserError("the name of a table is made of a-z, 0-9 and _, a letter first")
     return Address(uri, parts, urllib.parse.unquote(parts.path), **options)
 
 

@@ -134,6 +134,9 @@ def _mean_positive_cosines(
     """Return of each image the mean cosine with the other images of its class, (N,) float64; 0
     where it has none."""
     unit = unit_rows(embeddings).astype(np.float64)
-    sums = np.add.reduceat(unit[np.argsort(own, kind="stable")], np.cumsum(counts) - counts)
+    by_class = unit[np.argsort(own, kind="stable")]
+    starts = np.cumsum(counts) - counts
+    sums = np.add.reduceat(by_class, starts)
+    # The cosine of an image with itself is left out; alone in its class it has 0.
     with_others = np.einsum("nd,nd->n", unit, sums[own]) - np.einsum("nd,nd->n", unit, unit)
     return with_others / np.maximum(counts[own] - 1, 1)

@@ -403,9 +403,10 @@ class WritableGallery(Gallery):
             return 0
         kept = {prefix + name for name in stored.names}
         with self._writing():
+            # Other prefixes begin with another source.
             conditions = [Condition("source", "starts", _source_of(prefix))]
-            names = [id for (id,) in self._select(("id",), conditions)]
-            gone = [id for id in names if id not in kept]
+            ids = [row[0] for row in self._select(("id",), conditions)]
+            gone = [name for name in ids if name not in kept]
             blocks = row_blocks(len(gone), LISTED_AT_ONCE)
             return sum(self._delete([Condition("id", "in", gone[part])]) for part in blocks)
 

@@ -517,15 +517,18 @@ def _interpolate(
         copy = Path(folder, path.name)
         copy.write_bytes(packed)
         start = load_keras_model(copy)
-    is_random = not (experiment.start_from or isinstance(experiment.head, Whitened))
+    # A head of random numbers means nothing at the start.
+    backbone_alone = not (experiment.start_from or isinstance(experiment.head, Whitened))
     end = learner.embedder
-    result: dict[str, Any] = {"share": share, "backbone_alone": is_random}
-    result["chosen"] = "as was asked for"
+    result: dict[str, Any] = {"backbone_alone": backbone_alone}
     if share is None:
         measure = functools.partial(_measure_forgetting, evaluator)
-        result["share"], result["metrics"] = choose_share(start, end, measure, is_random)
+        share, result["metrics"] = choose_share(start, end, measure, backbone_alone)
         result["chosen"] = "as is best on held-out classes and on the second data set itself"
-    weights = interpolate(start, end, result["share"], is_random).get_weights()
+    else:
+        result["chosen"] = "as was asked for"
+    result["share"] = share
+    weights = interpolate(start, end, share, backbone_alone).get_weights()
     for weight, value in zip(end.weights, weights, strict=True):
         assign_here(weight, value)
     return result

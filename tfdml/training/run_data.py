@@ -310,8 +310,10 @@ def vector_splits(
         stored, columns = _with_given_pairs(stored, path, pairs, columns)
     stored = _with_split(stored, path, test_fraction)
     splits = {}
-    for split in ("train", "test"):
-        rows = np.flatnonzero((stored.roles == "train") == (split == "train"))
+    is_train = stored.roles == "train"
+    for split, is_of_split in (("train", is_train), ("test", ~is_train)):
+        rows = np.flatnonzero(is_of_split)
+        # A split that was asked for and is empty is refused there.
         if len(rows) or test_fraction is not None:
             splits[split] = _vectors_of(stored, split, folder, rows, columns)
     if len(splits) == 2:

@@ -147,8 +147,9 @@ def _gradients(
         terms = tf.unstack(values)
     gradients = []
     for term in terms:
-        gradient = enumerate(tape.gradient(term, x))
-        gradients.append([_dense(part, index in row_sampled) for index, part in gradient])
+        parts = enumerate(tape.gradient(term, x))
+        # On JAX a gradient is never of some rows alone.
+        gradients.append([_dense(part, place in row_sampled) for place, part in parts])
     return values, others, gradients
 
 

@@ -352,7 +352,9 @@ class JaxProcesses(Processes):
             index, count = int(index_text), int(count_text)
         if not address or not 0 <= index < count:
             raise UserError(wrong)
-        return index, (address, *(f"process {i}" for i in range(1, count)))
+        # Only the first is called by its address; the others call it, and count.
+        others = [f"process {number}" for number in range(1, count)]
+        return index, (address, *others)
 
     @classmethod
     def join(cls, index: int, addresses: tuple[str, ...]) -> JaxProcesses:

@@ -59,7 +59,7 @@ class Upgrade:
 
         assert split.old is not None
         old = split.old.split(split.flags.split)
-        _check(old, split)
+        _require_classes(old, split)
         new_rows = _rows_in(split, old)
         is_there = new_rows >= 0
         queries = gallery = np.arange(len(old))
@@ -98,23 +98,27 @@ class Upgrade:
         return text
 
 
-def _check(old: StoredEmbeddings, split: Split) -> None:
+def _require_classes(old: StoredEmbeddings, split: Split) -> None:
     """Refuse a gallery that the images of a split cannot be compared with."""
     flags = split.flags
     if old.labels is None:
         raise UserError("has no classes: add the class of each embedding", gallery=flags.gallery)
     if split.items:
         raise UserError(
-            "is of images and texts: embed its images, and name the embeddings", model=flags.model
+            "measures images and texts: embed the images alone, and name these embeddings",
+            model=flags.model,
         )
     for name in ("protocol", "label_rows", "pairs"):
         if getattr(split.images, name, None) is not None:
             raise UserError(
-                "is searched by classes, and these images have right answers of their own",
-                gallery=flags.gallery,
+                "measures images with right answers of their own, which a gallery of classes does "
+                "not have",
+                model=flags.model,
             )
     if split.images.groups is not None and old.groups is None:
-        raise UserError("has no column group, and --model has", gallery=flags.gallery)
+        raise UserError(
+            "has no column group, which the images of --model have", gallery=flags.gallery
+        )
 
 
 def _rows_by_name(names: tuple[str, ...], argument: str) -> dict[str, int]:
