@@ -51,6 +51,8 @@ def test_a_step_may_be_any_keras_layer_by_its_import_path():
         Policy.of("keras.layers.RandomRotation(factor=0.1)")(IMAGE, keys(1)[0]),
         rotation(IMAGE, keys(1)[0]),
     )
+    # A layer of colors takes three channels and no other number.
+    assert Policy.of("keras.layers.RandomHue(factor=0.1)")(IMAGE, keys(1)[0]).shape == IMAGE.shape
 
 
 def test_the_steps_of_a_policy_draw_independently_each_for_its_share():

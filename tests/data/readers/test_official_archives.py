@@ -70,6 +70,21 @@ def test_merged_table_of_cars_with_its_relative_paths(tmp_path, folder):
     assert read_cars196(tmp_path, "test", check_counts=False).labels.tolist() == [98]
 
 
+def test_the_folder_of_images_decides_which_table_of_cars_is_read(cars):
+    names = ["car_ims/000001.jpg", "car_ims/000002.jpg"]
+    annotations(cars / "cars_annos.mat", names, np.uint8([1, 99]), "relative_im_path")
+    assert len(read_cars196(cars, "train", check_counts=False)) == 5
+    touch(cars, *names)
+    assert len(read_cars196(cars, "train", check_counts=False)) == 1
+
+
+def test_a_faulty_row_of_the_second_table_of_cars_has_its_own_number(cars):
+    table = cars / "devkit" / "cars_test_annos_withlabels.mat"
+    annotations(table, ["a.jpg", "b.jpg"], [1, 197])
+    with pytest.raises(UserError, match=rf"{table.name}, row 2: class"):
+        read_cars196(cars, check_counts=False)
+
+
 @pytest.mark.slow
 def test_the_real_cars(shared_data):
     train, test = (
