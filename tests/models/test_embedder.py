@@ -180,12 +180,18 @@ def test_a_backbone_may_give_vectors(tmp_path):
         MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "feature_map"))
 
 
+def sequences_backbone():
+    inputs = keras.Input((SIZE, SIZE, 3))
+    return keras.Model(inputs, keras.layers.Reshape((-1, 3))(inputs))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"head": keras.layers.Dense(4), "embedding_dim": 5}, "embedding_dim=5"),
         ({"head": keras.layers.Reshape((2, 3))}, "head must give vectors"),
         ({"backbone": vector_backbone(), "pooling": "gem"}, "pooling='gem'"),
+        ({"backbone": sequences_backbone()}, r"must give maps .* not \(None, 144, 3\)"),
     ],
 )
 def test_heads_and_backbones_that_do_not_fit_are_refused(options, message):

@@ -65,6 +65,11 @@ def test_the_parts_of_the_processes_are_the_whole(total, count):
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
+def test_of_fewer_rows_than_processes_each_has_all():
+    parts = [Processes(index, ("host",) * 3).part(2) for index in range(3)]
+    assert parts == [slice(0, 2)] * 3
+
+
 class _Together(Processes):
     """One of several processes, which are asked one after another: each gives what the chief gave
     before."""
