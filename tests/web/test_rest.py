@@ -350,7 +350,9 @@ def test_the_example_runs_the_same_application_in_ray_serve(shop, tmp_path):
         port = opened.getsockname()[1]
     script = ROOT / "export" / "ray_serve.py"
     command = [sys.executable, script, shop.folder, "--replicas=1", f"--port={port}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Ray kills a proxy that is not ready within three times this, 5 by default.
+    patience = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **patience}
     log = tmp_path / "log"
     with open(log, "w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
