@@ -61,8 +61,8 @@ def test_every_reader_crops_what_pillow_crops_of_the_upright_image(photo):
     assert find_faults(images) == find_faults(images, decode=False) == []
     with fsspec.open("memory://boxes/photo.jpg", "wb") as file:
         file.write(photo.read_bytes())
-    remote = FileImages(names_of("memory://boxes/photo.jpg"))
-    np.testing.assert_array_equal(remote.picture(1), views[1])
+    remote = ImageDataset(images=FileImages(names_of("memory://boxes/photo.jpg")), labels=[0, 1])
+    np.testing.assert_array_equal(next(iter(evaluation_batches(remote, VIEW, 2)))[0], views)
     stored = OptionalImages(names_of("photo.jpg"), str(photo.parent))
     np.testing.assert_array_equal(stored.picture(1), views[1])
     assert images_checksum(images.take([0])) != images_checksum(images.take([1]))

@@ -46,14 +46,16 @@ class Block:
 
     def separate(self) -> None:
         """Give each layer its own call."""
-        for layer in (self.pad, self.convolution, self.norm):
-            if layer is not None:
-                vars(layer).pop("call", None)
+        for layer in self._layers():
+            vars(layer).pop("call", None)
 
     def has_any(self, names: Collection[str]) -> bool:
         """Whether one of its layers has one of these names."""
-        layers = (self.pad, self.convolution, self.norm)
-        return any(layer is not None and layer.name in names for layer in layers)
+        return any(layer.name in names for layer in self._layers())
+
+    def _layers(self) -> list[Any]:
+        others = [self.convolution, self.norm]
+        return others if self.pad is None else [self.pad, *others]
 
 
 def keep_statistics(model: keras.Model, batch_norm: str, separate: Collection[str] = ()) -> None:
