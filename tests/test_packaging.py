@@ -16,8 +16,9 @@ import zipfile
 
 import pytest
 
+from tests.docs import world
 from tests.docs.pages import blocks
-from tests.docs.test_commands import small_commands, write_files
+from tests.docs.test_commands import FILES, small_commands
 from tfdml.version import __version__
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -171,7 +172,7 @@ for words in json.loads(sys.argv[1]):
 
 @pytest.mark.slow
 def test_the_commands_of_readme_run_as_installed(environment, tmp_path):
-    write_files(tmp_path)
+    world.write_named(FILES, tmp_path)
     python = str(environment / "bin" / "python")
     _run(python, "-I", "-c", COMMANDS, json.dumps(small_commands("README.md")), cwd=tmp_path)
 

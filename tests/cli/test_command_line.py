@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli import commands
 from tests.cli.commands import load
-from tests.docs.world import write_photos
+from tests.docs import world
 from tfdml.cli import command_line
 from tfdml.cli.command_line import Command, Flags
 from tfdml.expressions import Terms
@@ -89,7 +89,7 @@ def test_a_text_is_parsed_once(monkeypatch):
 def test_a_flag_in_vain_in_a_flag_file_is_reset_with_a_warning(tmp_path):
     """So that a schedule on the command line takes the place of the file's; a flag after the file
     is the command's."""
-    write_photos(tmp_path / "photos")
+    world.write_named("photos", tmp_path)
     lines = [
         "--batch_size=64",
         "--drop_epochs=6",

@@ -29,6 +29,8 @@ RUN = (
 # Of them these are not run: a server, and searches among images that tests/cli/test_evaluate.py
 # has.
 NOT_RUN = re.compile(r"serve|--known=|--watch=|--set_pairs=")
+# The reader's own, that commands name.
+FILES = "photos, car.jpg, queries/car.jpg"
 # Put behind a command that trains or audits; the last value of a flag counts.
 FEW_STEPS = ["--classes_per_batch=2", "--images_per_class=2", "--epochs=1", "--steps_per_epoch=2"]
 SMALL = ["--backbone=conv4(width=8)", "--weights=none", "--resize=32", "--image_size=28"]
@@ -69,20 +71,10 @@ def test_command_lines_parse(monkeypatch):
 @pytest.mark.parametrize("page", RUN)
 def test_the_commands_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_files(tmp_path)
-    world.write_named("runs/cars, runs/cars_jrd", tmp_path)
+    world.write_named(f"{FILES}, runs/cars, runs/cars_jrd", tmp_path)
     preset(tmp_path / "presets" / "dinov2_small", "dinov2")
     for words in small_commands(page):
         commands.printed(*(word.replace("/data/galleries", str(tmp_path)) for word in words))
-
-
-def write_files(folder):
-    """Write the reader's own files that the pages name."""
-    # So many that a tenth of the training classes are two, and more than 8 images.
-    world.write_photos(folder / "photos", classes=[f"{i:02}" for i in range(40)], images=6)
-    for path in (folder / "queries" / "car.jpg", folder / "car.jpg"):
-        path.parent.mkdir(exist_ok=True)
-        world.write_photo(path)
 
 
 def small_commands(page):

@@ -24,7 +24,7 @@ MODULES = {
     for path in sorted((ROOT / "tfdml").rglob("*.py"))
     if ">>>" in path.read_text()
 }
-# test_adding_your_own.py runs the page that writes a module.
+# test_documents.py runs the page that writes a module.
 PYTHON = {
     name_of(page): found
     for page in PAGES

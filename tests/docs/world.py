@@ -21,7 +21,7 @@ from PIL import Image
 
 import tfdml
 from tests.cli.conftest import TINY
-from tests.data.trees import write_tree
+from tests.data.trees import table, write_tree
 from tfdml.data.readers import official_archives
 from tfdml.export import exporter
 from tfdml.training.trainer import Trainer
@@ -129,21 +129,23 @@ def _made(path):
     return made
 
 
-def write_photos(path, classes=("bus", "coupe", "truck", "van"), images=3) -> None:
-    """Write `photos/<class>/<n>.jpg` of the classes, and a list of them, `photos/list.csv`."""
-    rng, rows = np.random.default_rng(0), ["path,label"]
-    for name in classes:
-        (path / name).mkdir(parents=True)
-        for number in range(images):
-            write_photo(path / name / f"{number}.jpg", rng)
-            rows.append(f"{name}/{number}.jpg,{name}")
-    (path / "list.csv").write_text("\n".join(rows) + "\n")
+def _write_images(folder, names):
+    rng = np.random.default_rng(len(names))
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (40, 48, 3), np.uint8)).save(folder / name)
 
 
-def write_photo(path: pathlib.Path, rng=None) -> None:
-    """Write an image of noise."""
-    rng = rng or np.random.default_rng(1)
-    Image.fromarray(rng.integers(0, 256, (40, 48, 3), dtype=np.uint8)).save(path)
+def _write_photos(path):
+    # So many that a tenth of the classes that are trained are two, and more than 8 images.
+    classes = ["bus", *(f"car_{number}" for number in range(10, 48)), "coupe"]
+    names = [f"{name}/{number}.jpg" for name in classes for number in range(6)]
+    _write_images(path, names)
+    table(path / "list.csv", ["path,label", *(f"{name},{name.split('/')[0]}" for name in names)])
+
+
+def _write_photo(path):
+    _write_images(path.parent, [path.name])
 
 
 def _write_run(path):
@@ -157,10 +159,9 @@ def _write_models(path):
 
 
 def _write_retriever(path):
-    with tempfile.TemporaryDirectory() as photos:
-        write_photos(pathlib.Path(photos))
-        images = tfdml.data.load("folder", photos, "all")
-        tfdml.export.Retriever.build(names()["embedder"], images, path, directory=photos)
+    photos = str(_made("photos"))
+    images = tfdml.data.load("folder", photos, "all")
+    tfdml.export.Retriever.build(names()["embedder"], images, path, directory=photos)
 
 
 def _write_embeddings(path):
@@ -179,7 +180,7 @@ def _tree(name, *sizes):
 
 
 FILES = {
-    "car.jpg": write_photo,
+    "car.jpg": _write_photo,
     "data/CUB_200_2011": _tree("cub200", 100, 100, 1),
     "data/Stanford_Online_Products": _tree("sop", 1, 11_316, 1),
     "data/cars196": _tree("cars196", 98, 98, 1),
@@ -189,7 +190,8 @@ FILES = {
     "mnv2_035.weights.h5": _write_weights,
     "models/cars_jrd": _write_models,
     "models/retriever": _write_retriever,
-    "photos": write_photos,
+    "photos": _write_photos,
+    "queries/car.jpg": _write_photo,
     "runs/cars": _write_run,
     "runs/cars_jrd": _write_run,
 }
