@@ -24,7 +24,9 @@ The plan, written before the runs:
 - PyTorch's BatchNorm has a momentum of 0.1, which is 0.9 in Keras: rows of PyTorch have it.
   The loss, miner and sampler of PyTorch's rows are the peer's own; the network and Adam are
   Keras's. TensorFlow Similarity's loss is `MultiSimilarityLoss(2, 40, 0.5, 0.1)` of tfdml, which
-  `make parity-tfsim` compares with it.
+  `make parity-tfsim` compares with it. That of OML's recipe is `TripletLoss("soft")` of tfdml: 340
+  thousand triplets a batch took OML's own 5 seconds. On 60 vectors both have the same value to
+  1e-7, and gradient to 1e-6 of its largest element.
 - BatchNorm trains or is frozen, as rows of their own. From random weights it trains.
 - A batch of OML's recipe has as many classes as there are, where these are fewer than 20.
 - Length: 12,000 images for each row; and the documented length, where this is at most 50,000.
@@ -127,7 +129,10 @@ def oml(margin, classes, images):
 
         torch.manual_seed(seed)
         np.random.seed(seed)  # noqa: NPY002, as its sampler draws from it
-        loss = TripletLossWithMiner(margin, AllTripletsMiner())
+        if margin is None:
+            loss = tfdml.losses.TripletLoss("soft", mining="all")
+        else:
+            loss = of_torch(TripletLossWithMiner(margin, AllTripletsMiner()))
         together = min(classes, len(np.unique(labels)))
         sampler = BalanceSampler(labels.tolist(), n_labels=together, n_instances=images)
 
@@ -135,7 +140,7 @@ def oml(margin, classes, images):
             while True:
                 yield from map(np.array, sampler)
 
-        return of_torch(loss), batches()
+        return loss, batches()
 
     return make
 

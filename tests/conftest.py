@@ -70,9 +70,11 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported by now stays: the collector need not go through it after every file."""
+    """What is imported by now stays: the collector need not go through it after every file. Graphs
+    make many objects, few of which are garbage: it looks for them rarely."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(scope="session", autouse=True)
