@@ -297,6 +297,8 @@ class Network:
         parts = [self.embedder.backbone.trainable_variables]
         parts.append(self.head.trainable_variables if self.head is not None else [])
         optimizers = [keras.optimizers.Adam(rate * factor) for rate in self.example.rates]
+        for optimizer, part in zip(optimizers, parts, strict=True):
+            optimizer.build(part)
 
         @tf.function(autograph=False)
         def step(views, labels, head_alone):
@@ -367,7 +369,7 @@ class Study:
 
     def example(self, name, row, norms, seed, factor, count, train, test):
         """Train an example, and return the metrics of its start and end."""
-        classes = train[1].max() + 1
+        classes = int(train[1].max()) + 1
         network = Network(
             SETS[name], self.arguments.weights, EXAMPLES.get(row), classes, norms == "trained"
         )

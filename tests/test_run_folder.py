@@ -10,6 +10,7 @@ import pytest
 from tests.training.runs import experiment
 from tfdml import run_folder
 from tfdml.errors import UserError
+from tfdml.run_folder import EpochLength
 from tfdml.training import Experiment, RunFolder
 
 ENVIRONMENT = {"backend": "tensorflow", "cpus": 2, "devices": ["CPU:0"], "packages": {}}
@@ -30,6 +31,16 @@ def test_of_two_that_begin_at_once_one_is_refused(tmp_path):
         RunFolder(tmp_path / "run").new_run(flags),
     ):
         pass
+
+
+def test_an_epoch_is_as_long_as_the_first_that_was_logged(tmp_path):
+    folder = RunFolder(tmp_path)
+    records = [{"epoch": epoch, "step": 7 * epoch} for epoch in range(3)]
+    folder.metrics.write_text("\n".join(map(json.dumps, records)))
+    images = {"train": 90, "validation": 10, "test": 100}
+    splits = {name: {"images": count, "classes": count // 10} for name, count in images.items()}
+    folder.data.write_text(json.dumps(splits))
+    assert folder.epoch_length() == EpochLength(90, 9, 7, 200)
 
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):

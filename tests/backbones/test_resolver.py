@@ -59,7 +59,6 @@ def test_scaling_is_the_one_the_published_weights_expect(name, application):
     np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "scaling", "channels", "parameters"),
     [

@@ -238,6 +238,13 @@ def test_standard_errors_equal_the_sum_over_pairs_that_share_a_class(across):
         assert interval.low < interval.mean < interval.high
 
 
+def test_classes_of_one_pair_have_an_interval():
+    labels = np.arange(20).repeat(2)
+    embeddings = np.random.default_rng(0).normal(size=(40, 3))
+    (point,) = verification(embeddings, labels, fars=[0.3]).points.values()
+    assert 0 < point.tar.low < point.tar.mean < point.tar.high < 1
+
+
 def test_the_variance_of_far_is_at_least_that_of_independent_pairs_of_classes():
     """Of three classes the estimate over classes is often below it, and may be negative."""
     floors = 0

@@ -51,7 +51,6 @@ def version(embedder, tmp_path_factory):
     )
 
 
-@pytest.mark.slow
 def test_the_version_is_the_next_and_its_card_describes_its_files(version, embedder):
     assert version.name == "5"
     assert (version.parent / "4" / "kept").read_text() == "as it was"
@@ -88,7 +87,6 @@ def test_the_version_is_the_next_and_its_card_describes_its_files(version, embed
     assert card["artifacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
 
 
-@pytest.mark.slow
 def test_the_card_holds_a_threshold_of_each_format_where_its_vectors_show_one(version, embedder):
     card, test = json.loads((version / CARD).read_text()), small_dataset("test")
     own = np.asarray(embedder(evaluation_views(embedder, test)))
@@ -156,7 +154,6 @@ def test_a_threshold_is_measured_read_from_a_file_or_refused(tmp_path):
             choose(option, content)
 
 
-@pytest.mark.slow
 def test_what_cannot_be_exported_is_refused_and_leaves_no_version(embedder, tmp_path, monkeypatch):
     test = small_dataset("test")
     for options, message in (
@@ -175,7 +172,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_no_version(embedder, tmp_
             export()
 
 
-@pytest.mark.slow
 def test_a_head_is_exported_with_vectors_as_its_input(tmp_path):
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(24, 6)).astype(np.float32)
@@ -260,7 +256,6 @@ def test_vectors_of_zeros_not_numbers_or_another_size():
         compare_vectors(ours, ours[:, :1], dataset)
 
 
-@pytest.mark.slow
 def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     real, other = exporter.convert_litert, small_embedder(1)
     converted = real(other)

@@ -17,6 +17,7 @@ from tfdml import kernels, losses, objectives, pairwise, replicas
 from tfdml.errors import UserError
 from tfdml.losses import ContrastiveLoss
 from tfdml.models import Embedder, MetricLearner
+from tfdml.models.learner_inputs import LearnerInputs
 from tfdml.objectives import (
     DensityAdaptivity,
     EnergyConfusion,
@@ -153,6 +154,14 @@ def test_labels_that_keras_would_make_float32_are_made_integers_or_refused_by_fi
             learner.fit(x, wrong, verbose=0)
     for one, other in zip(before, values(learner.variables), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_a_label_of_a_dataset_that_has_no_proxy_is_refused_whatever_compiles_the_steps():
+    proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), num_classes=3)
+    inputs = LearnerInputs(MetricLearner(tiny_embedder(), proxies))
+    batches = tf.data.Dataset.from_tensors((np.zeros((2, SIZE, SIZE, 3)), [0, 3]))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="labels must be classes 0 .. 2"):
+        list(inputs.refusing(batches))
 
 
 DEGENERATE = {

@@ -63,6 +63,12 @@ def test_reference_densities_are_those_of_the_classes(labels):
     np.testing.assert_array_equal(class_densities(x[:0], labels[:0], 2), [0.0, 0.0])
 
 
+@pytest.mark.parametrize("label", [-1, 5])
+def test_reference_densities_are_of_known_classes(label):
+    with pytest.raises(ValueError, match=f"must lie in 0 .. 4, but reach .*{label}"):
+        class_densities(np.zeros((2, 3)), np.array([2, label]), 5)
+
+
 @pytest.mark.parametrize("constraint", ["soft", "hard", None])
 def test_observes_the_mean_density_and_target_of_the_classes_of_a_batch(constraint):
     objective = density(constraint=constraint).objective

@@ -81,3 +81,9 @@ def test_a_learner_takes_the_sum_that_the_command_takes():
     ]
     with pytest.raises(UserError, match="am_softmax: it needs num_classes"):
         MetricLearner(embedder, "am_softmax")
+
+
+def test_a_loss_has_twenty_terms_at_most():
+    assert len(build_objectives("+".join(["contrastive"] * 20), num_classes=2)) == 20
+    with pytest.raises(UserError, match="21 terms; 20 is the most"):
+        check_objectives("+".join(["contrastive"] * 21))

@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.lines import Line2D
 from PIL import Image
 
 import tfdml
@@ -22,7 +23,7 @@ from tfdml.evaluation import (
     identification_rates,
 )
 from tfdml.report import Run, write_report
-from tfdml.report.figures import QUERIES, lay_out
+from tfdml.report.figures import QUERIES, draw, lay_out
 from tfdml.report.pages import drawn_classes, thresholds
 from tfdml.report.runs import choose_examples, confusions, rank_queries
 
@@ -295,6 +296,15 @@ def test_without_held_out_classes_half_of_them_calibrate():
     assert values["threshold"] == calibration.threshold
     assert values["rates"]["precision"] == rates.precision
     assert values["worst"] == rates.worst
+
+
+def test_a_figure_fills_its_view_box():
+    def diagonal(figure):
+        figure.add_artist(Line2D([0, 1], [0, 1]))
+
+    drawn = draw(diagonal, "a diagonal", (300, 100))
+    assert 'viewBox="0 0 300 100"' in drawn
+    assert re.search(r"M 0 100\s+L 300 0\b", drawn)
 
 
 def test_the_map_keeps_groups_together_and_is_repeatable():

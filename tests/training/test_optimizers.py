@@ -266,8 +266,9 @@ def test_weights_of_which_a_batch_reads_some_rows_train_too():
     [
         rate_schedule("cosine", 0.01, total_steps=20, warm_up_steps=2),
         keras.optimizers.schedules.CosineDecay(1e-5, 20, warmup_target=0.01, warmup_steps=2),
+        keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=1, decay_rate=0.5),
     ],
 )
-def test_rates_of_parts_are_those_at_the_end_of_a_warm_up(schedule):
+def test_rates_of_parts_are_those_of_the_start_or_of_the_end_of_a_warm_up(schedule):
     optimizer = build_optimizer("sgd", make_learner(), schedule, {"projection": 0.1})
     assert {round(factor, 6) for factor in optimizer.part_settings.factors} == {1.0, 10.0}
