@@ -160,7 +160,7 @@ def test_a_label_of_a_dataset_that_has_no_proxy_is_refused_whatever_compiles_the
     proxies = objectives.ProxyLoss(losses.AMSoftmaxLoss(), num_classes=3)
     inputs = LearnerInputs(MetricLearner(tiny_embedder(), proxies))
     batches = tf.data.Dataset.from_tensors((np.zeros((2, SIZE, SIZE, 3)), [0, 3]))
-    with pytest.raises(tf.errors.InvalidArgumentError, match="labels must be classes 0 .. 2"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"labels must be classes 0 \.\. 2"):
         list(inputs.refusing(batches))
 
 
