@@ -103,7 +103,7 @@ def check(
 
     Example:
         >>> len(check(tfdml.data.load("folder", "photos"), bad_images="skip"))
-        6
+        120
     """
     if dataset.vectors is not None:
         return dataset
