@@ -151,6 +151,7 @@ def as_seen(data):
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("files", [jpegs, pngs, webps])
 def test_every_place_and_orientation(files):
     blocks = itertools.cycle(itertools.product("<>", (3, 4)))

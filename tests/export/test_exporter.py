@@ -256,6 +256,7 @@ def test_vectors_of_zeros_not_numbers_or_another_size():
         compare_vectors(ours, ours[:, :1], dataset)
 
 
+@pytest.mark.slow
 def test_a_format_that_differs_stops_the_whole_export(tmp_path, monkeypatch):
     real, other = exporter.convert_litert, small_embedder(1)
     converted = real(other)

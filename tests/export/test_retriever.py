@@ -221,6 +221,7 @@ def test_the_graph_runs_in_a_session_as_servers_run_it(shop, retriever):
     assert [[text.decode() for text in line] for line in ids] == expected.ids.tolist()
 
 
+@pytest.mark.slow
 def test_the_warm_up_requests_are_ones_that_the_signatures_answer(shop, signatures):
     logs = pytest.importorskip("tensorflow_serving.apis.prediction_log_pb2")
     names, sizes = [], set()

@@ -160,6 +160,7 @@ def test_sample_weights_weigh_the_images(make, reduction):
         assert float(loss(labels, x, sample_weight=np.zeros(9, "float32"))) == 0.0
 
 
+@pytest.mark.slow
 def test_large_ids_do_not_collide_on_their_way_through_fit_and_the_loss_is_saved(tmp_path):
     labels, x = batch()
     large = labels.astype("int64") + 2**53

@@ -129,6 +129,7 @@ def test_only_a_model_that_follows_its_graph_has_layers_joined(kind):
     np.testing.assert_allclose(model(images(), training=True), expected, atol=1e-5)
 
 
+@pytest.mark.one_quick_case
 @pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
 def test_half_precision_is_as_near_as_that_of_both_layers(policy):
     exact, _ = two_alike()

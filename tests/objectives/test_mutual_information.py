@@ -34,7 +34,7 @@ def beta_of(objective):
 
 
 @pytest.mark.parametrize("mode", first_quick(MODES))
-@pytest.mark.parametrize("monotonicity", [0.0, 3.0])
+@pytest.mark.parametrize("monotonicity", first_quick([3.0, 0.0]))
 def test_gradient_of_the_statistics_step(mode, monotonicity):
     objective = rank_mi(3, monotonicity=monotonicity)
     labels, x = random_batch(12, 8, 3, 4)

@@ -182,6 +182,7 @@ def test_a_saved_learner_draws_what_the_uninterrupted_one_draws(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_gradient_cache_makes_the_plain_step():
     terms = [objectives.JointRepresentationSimilarity()]
     plain = make(0.4, terms=terms, run_eagerly=True)

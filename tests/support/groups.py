@@ -2,6 +2,8 @@
 most of them import, and shows what it printed when it ends.
 
     python -m tests.support.groups "not slow" [GROUP ...]
+
+A group is a folder, or several that run in one process: `"layers mining"`.
 """
 
 import atexit
@@ -30,6 +32,9 @@ LANES = 3
 LONGEST = ("training", "docs", "models", "", "objectives", "losses", "cli", "data", "cluster")
 LONGEST += ("export",)
 GROUPS = {**dict.fromkeys(LONGEST), **dict.fromkeys(p.parent.name for p in TESTS.glob("*/test_*"))}
+# What TensorFlow and Keras do once in a process takes seconds: quick tests share it.
+SHARED = ("losses layers mining", "evaluation retrieval report web")
+SHARED += ("embeddings io tools cluster backbones parity",)
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in
 # every process.
 _PLUGINS = ("--disable-plugin-autoload", "-p", "_hypothesis_pytestplugin")
@@ -49,13 +54,21 @@ def run(group, marks, log):
     """Run a group in this fork, and exit with its status."""
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
-    paths = [TESTS / group] if group else sorted(TESTS.glob("test_*.py"))
+    paths = [TESTS / folder for folder in group.split()] or sorted(TESTS.glob("test_*.py"))
     sys.argv = ["pytest", "-m", marks, *_PLUGINS, *map(str, paths)]
     status = pytest.main(sys.argv[1:])
     atexit._run_exitfuncs()
     # With that of its children.
     print(f"{sum(os.times()[:4]):.0f} s of processor time", flush=True)
     sys.exit(status)
+
+
+def groups_of(marks):
+    """Return the groups that have all tests with these marks."""
+    if marks != "not slow":
+        return [*GROUPS]
+    shared = {folder: group for group in SHARED for folder in group.split()}
+    return [*dict.fromkeys(shared.get(folder, folder) for folder in GROUPS)]
 
 
 def main(marks, groups):
@@ -81,4 +94,4 @@ def main(marks, groups):
 if __name__ == "__main__":
     os.chdir(ROOT)
     prepare()
-    sys.exit(main(sys.argv[1], sys.argv[2:] or GROUPS))
+    sys.exit(main(sys.argv[1], sys.argv[2:] or groups_of(sys.argv[1])))
