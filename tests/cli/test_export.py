@@ -11,6 +11,17 @@ from tests.cli import commands
 DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=4, size=32"]
 
 
+def test_a_run_is_exported_with_what_it_measured(finished_run, tmp_path):
+    said = commands.printed("export", f"--run_dir={finished_run}", f"--out={tmp_path / 'models'}")
+    card = json.loads((tmp_path / "models" / "1" / "model_card.json").read_text())
+    result = json.loads((finished_run / "result.json").read_text())
+    assert card["metrics"]["recall@1"] == result["metrics"]["recall@1"]
+    assert (card["flags"]["embedding_dim"], card["embedding_dim"]) == ("16", 16)
+    assert [*card["artifacts"]] == ["saved_model"]
+    assert card["artifacts"]["saved_model"]["acceptance"]["max_difference"] < 1e-5
+    assert str(tmp_path / "models" / "1") in said
+
+
 @pytest.mark.slow
 def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, tmp_path):
     out = tmp_path / "retriever"

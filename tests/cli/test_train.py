@@ -1,6 +1,7 @@
 """`tfdml train`: the run folder, dry runs, and what it says of wrong input."""
 
 import json
+import re
 import signal
 
 import keras
@@ -10,8 +11,9 @@ import pytest
 from tests.cli import commands
 from tfdml.cli.train import _of_second, _rows
 from tfdml.evaluation.intervals import Interval
-from tfdml.training import trainer
+from tfdml.training import Experiment, RunFolder, trainer
 from tfdml.training.interruption import Interrupted
+from tfdml.training.results import TrainingRun, combine
 
 
 def test_the_run_folder_holds_what_it_promises(finished_run):
@@ -47,6 +49,37 @@ def test_the_run_folder_holds_what_it_promises(finished_run):
         np.zeros((1, 28, 28, 3), np.uint8)
     ).shape == (1, 16)
     assert not list(finished_run.rglob(".partial*"))
+
+
+def test_a_run_is_measured_again_and_compared_with_itself(finished_run, tmp_path):
+    metrics, report = tmp_path / "metrics.json", tmp_path / "report.html"
+    said = commands.printed(
+        "evaluate", f"--model={finished_run}", f"--json={metrics}", f"--report={report}"
+    )
+    assert f"written: {report}" in said
+    assert "Recall@1" in report.read_text("utf-8")
+    result = json.loads((finished_run / "result.json").read_text())
+    again = json.loads(metrics.read_text())
+    assert again["recall@1"] == pytest.approx(result["metrics"]["recall@1"])
+    differences = tmp_path / "differences.json"
+    folders = f"--compare={finished_run},{finished_run}"
+    said = commands.printed("evaluate", folders, f"--json={differences}")
+    assert re.search(r"Recall@1 +\+0\.0 +0\.0 to 0\.0 over classes", said)
+    (both,) = json.loads(differences.read_text())["differences"]
+    assert both["over_classes"]["recall@1"][:3] == [0, 0, 0]
+
+
+def test_several_runs_have_the_mean_of_their_metrics(finished_run):
+    experiment = Experiment.from_flags((finished_run / "flags.txt").read_text())
+    result = RunFolder(finished_run).read_result()
+    runs = {name: TrainingRun(experiment, result) for name in ("seed_0", "seed_1")}
+    together = combine(runs)
+    for part in ("metrics", "metrics_before"):
+        assert together[part] == pytest.approx(result[part])
+    assert together["intervals"]["recall@1"] == pytest.approx(result["intervals"]["recall@1"])
+    assert together["intervals_runs"]["recall@1"].standard_error == 0
+    assert [row["run"] for row in together["runs"]] == [*runs]
+    assert together["train_seconds"] == 2 * result["train_seconds"]
 
 
 def test_a_signal_to_a_run_is_one_line_and_its_status(monkeypatch, tmp_path):

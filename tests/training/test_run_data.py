@@ -22,6 +22,7 @@ from tfdml.training import Experiment, run_data
 from tfdml.training.choices import Random, Stratified
 from tfdml.training.run_data import (
     Splits,
+    leave_out,
     load_splits,
     make_sampler,
     make_transforms,
@@ -402,3 +403,22 @@ def test_batches_of_a_single_class_are_refused(choice):
     train = ImageDataset(images=images, labels=np.full(8, 3))
     with pytest.raises(UserError, match="training needs images of two classes or more"):
         make_sampler(batches_of(sampling=choice, batch_size=4), train, 0)
+
+
+def test_dropped_images_do_not_train_and_those_that_measure_stay(tmp_path):
+    names = [f"{label}/{number}.jpg" for label in "abcd" for number in range(3)]
+    pictures(tmp_path, names)
+    splits = [data.load("folder", str(tmp_path), split) for split in ("train", "test")]
+
+    def left_out(*rows):
+        table(tmp_path / "audit.csv", ["image,action", *rows])
+        return leave_out(*splits, str(tmp_path / "audit.csv"), str(tmp_path))
+
+    kept, dropped = left_out("a/1.jpg,drop", "b/2.jpg,keep", "d/0.jpg,drop")
+    assert dropped == ("a/1.jpg",)
+    assert kept.labels.tolist() == [0, 0, 1, 1, 1]
+    assert "a/1.jpg" not in "".join(kept.images.names)
+    with pytest.raises(UserError, match=r"1 image that .* such as 'a/9\.jpg'"):
+        left_out("a/9.jpg,drop")
+    with pytest.raises(UserError, match="leaves no training image"):
+        left_out(*(f"{name},drop" for name in names[:6]))
