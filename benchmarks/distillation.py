@@ -144,6 +144,15 @@ def crops(images, rng, is_mirrored, size=SIZE):
     return views
 
 
+def of_middles(represent, images, size):
+    """Return what a function makes of the middle of images, 256 at a time."""
+    edge, parts = (images.shape[1] - size) // 2, []
+    for first in range(0, len(images), 256):
+        views = images[first : first + 256, edge:-edge, edge:-edge]
+        parts.append(represent(views).numpy())
+    return np.concatenate(parts)
+
+
 def cosine(student, teacher):
     """Return the mean of 1 - cos of each image's two embeddings."""
     products = pairwise.l2_normalize(student) * pairwise.l2_normalize(teacher)
@@ -206,11 +215,7 @@ class Student:
 
     def represent(self, images, name="embedding"):
         """Return a representation of the middle of images."""
-        edge, parts = (RESIZED - SIZE) // 2, []
-        for first in range(0, len(images), 256):
-            views = images[first : first + 256, edge:-edge, edge:-edge]
-            parts.append(self.run(views)[name].numpy())
-        return np.concatenate(parts)
+        return of_middles(lambda views: self.run(views)[name], images, SIZE)
 
     def reset(self, seed):
         """Start from the first weights, with the proxies of a seed."""

@@ -52,7 +52,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdml
-from benchmarks.distillation import WHITENED, crops
+from benchmarks.distillation import WHITENED, crops, of_middles
 from tfdml import pairwise
 from tfdml.data import EvaluationTransform
 from tfdml.data.pipeline import readable_views
@@ -282,11 +282,7 @@ class Network:
 
     def represent(self, images):
         """Return the embeddings of the middle of images, of length 1."""
-        edge, parts = (self.own.resize - self.own.size) // 2, []
-        for first in range(0, len(images), 256):
-            views = images[first : first + 256, edge:-edge, edge:-edge]
-            parts.append(self.pooled(views).numpy())
-        vectors = np.concatenate(parts)
+        vectors = of_middles(self.pooled, images, self.own.size)
         if self.head is not None and not self.example.of_classes:
             vectors = self.head(vectors).numpy()
         return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
