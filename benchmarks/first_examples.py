@@ -446,24 +446,47 @@ def best_factor(study, name, row, norms):
     return max(scores, key=scores.get)
 
 
-def add_rows(study, name, add):
+def add_rows(rows, add):
     """Add the rows of a data set to its table."""
-    rows = runs_of(study, name)
     (pooled,) = rows["pooled", "", ""]
     for (row, norms, words), runs in rows.items():
         if not runs:
             continue
         cells = []
         for metric in METRICS:
-            ends = [run[f"end_{metric}"] for run in runs]
+            ends = ends_of(runs, metric)
+            untrained = ends_of([pooled] * len(runs), metric)
             starts = [run.get(f"start_{metric}", pooled[f"end_{metric}"]) for run in runs]
             cells.append(f"{100 * np.nanmean(starts):.1f} -> {100 * np.nanmean(ends):.1f}")
-            for others in (starts, [pooled[f"end_{metric}"]] * len(runs)):
-                of_seeds = [[{metric: values} for values in side] for side in (ends, others)]
-                gain = paired_differences(*of_seeds, pooled["labels"])[metric]
-                ends_of = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
-                cells.append(f"{100 * gain.mean:+.1f} ({ends_of})")
+            cells.append(points(ends, starts, pooled["labels"]))
+            cells.append(points(ends, untrained, pooled["labels"]))
         add(row, norms, words, len(runs), *cells)
+
+
+def ends_of(runs, metric):
+    """Return a metric of each query at the end of each run."""
+    return [run[f"end_{metric}"] for run in runs]
+
+
+def points(ends, others, labels):
+    """Return the mean of paired differences in points, with its interval over classes."""
+    of_seeds = [[{"metric": values} for values in side] for side in (ends, others)]
+    gain = paired_differences(*of_seeds, labels)["metric"]
+    interval = f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}"
+    return f"{100 * gain.mean:+.1f} ({interval})"
+
+
+def add_best(name, rows, add):
+    """Add what `tfdml train` gains in Recall@1, and the example that ends highest."""
+    (pooled,) = rows["pooled", "", ""]
+    metric, labels = METRICS[0], pooled["labels"]
+    examples = {row: runs for row, runs in rows.items() if row[0] in EXAMPLES and runs}
+    own = next(runs for row, runs in rows.items() if row[0] == "tfdml")
+    best = max(examples, key=lambda row: np.nanmean(ends_of(examples[row], metric)))
+    untrained = ends_of([pooled] * len(own), metric)
+    ends, highest = ends_of(own, metric), ends_of(examples[best], metric)
+    cells = [points(ends, untrained, labels), points(highest, untrained, labels)]
+    add(name, cells[0], ", ".join(best), cells[1], points(ends, highest, labels))
 
 
 def main():
@@ -480,12 +503,16 @@ def main():
     columns = ["first example of", "BatchNorm", "images, rates", "seeds"]
     for metric in ("Recall@1", "MAP@R"):
         columns += [metric, f"{metric}, gain", f"{metric}, over pooled"]
-    results = Results(study.arguments.json)
+    results, tables = Results(study.arguments.json), {}
     for name in study.arguments.only:
         is_begun = (study.arguments.runs / f"{name}.npz").exists()
         if study.arguments.json and not is_begun:
             continue
-        add_rows(study, name, results.table(name, *columns))
+        tables[name] = runs_of(study, name)
+        add_rows(tables[name], results.table(name, *columns))
+    add = results.table("best", "data set", "tfdml", "the best example", "its gain", "difference")
+    for name, rows in tables.items():
+        add_best(name, rows, add)
     if not study.arguments.json:
         print("nothing is missing")
 

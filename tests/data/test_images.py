@@ -132,3 +132,11 @@ def test_what_is_taken_from_images_is_not_checked_again(monkeypatch):
         assert (type(part), len(part), len(images)) == (type(images), 2, 3)
         assert (part.name(0), part.name(1)) == (images.name(2), images.name(0))
     np.testing.assert_array_equal(kinds[2].take(np.array([2])).pixels(), kinds[2].pixels()[2:])
+
+
+@pytest.mark.parametrize("side", [16, 20])
+def test_a_header_without_width_or_height_states_no_size(side):
+    png = encoded(Image.new("RGB", (6, 4)), "PNG")
+    empty = png[:side] + bytes(4) + png[side + 4 :]
+    images = EncodedImages((png, empty), ("good", "empty"))
+    assert (images.size(0), images.size(1)) == ((4, 6), None)

@@ -14,6 +14,7 @@ from tests.models.networks import (
 )
 from tests.support.mathematics import assert_close
 from tfdml import losses
+from tfdml.errors import UserError
 from tfdml.models import Embedder, Head, MetricLearner
 from tfdml.objectives import MetricLoss
 
@@ -178,6 +179,13 @@ def test_a_backbone_may_give_vectors(tmp_path):
         ValueError, match="needs the representation 'feature_map', but there are only"
     ):
         MetricLearner(embedder, MetricLoss(losses.ContrastiveLoss(), "feature_map"))
+
+
+def test_images_of_a_size_that_a_backbone_does_not_take_are_refused():
+    fixed = keras.Sequential([keras.Input((16, 16, 3)), keras.layers.GlobalAveragePooling2D()])
+    embedder = Embedder(fixed, embedding_dim=4, image_size=16)
+    with pytest.raises(UserError, match=r"shape \(N, 16, 16, 3\), not \(2, 12, 16, 3\)"):
+        embedder.predict(np.zeros((2, 12, 16, 3)), verbose=0)
 
 
 def sequences_backbone():
