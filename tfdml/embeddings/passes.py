@@ -165,7 +165,7 @@ def images_of(source: str | Sequence[str]) -> ImageTable:
 
     Example:
         >>> len(images_of("photos/**/*.jpg"))
-        12
+        240
     """
     sources = [source] if isinstance(source, str) else source
     if len(sources) == 1 and sources[0].lower().endswith(LIST_EXTENSIONS):

@@ -175,7 +175,7 @@ def images_named(name: str, source: str) -> list[str]:
 
     Example:
         >>> len(images_named("queries", "photos/*/0.jpg"))
-        4
+        40
     """
     source = source if files.is_remote(source) else os.path.abspath(os.path.expanduser(source))
     if files.is_file(source):

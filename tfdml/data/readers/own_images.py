@@ -108,9 +108,9 @@ def read_folder(
 
     Example:
         >>> read_folder("photos", "test", test_fraction=0.25).num_classes
-        1
+        10
         >>> read_folder("photos", "all")
-        ImageDataset('folder', 'all', images=12, classes=4)
+        ImageDataset('folder', 'all', images=240, classes=40)
     """
     check_share(test_fraction=test_fraction)
     root = plain_path(data_dir)
@@ -308,7 +308,7 @@ def read_list(
 
     Example:
         >>> read_list("photos/list.csv", "test", test_fraction=0.25).num_classes
-        1
+        10
     """
     file = os.fspath(data_dir)
     check_share(test_fraction=test_fraction)
