@@ -184,6 +184,22 @@ def test_a_pattern_names_what_the_shell_would(pattern, tmp_path):
         files.find(f"{tmp_path}/nowhere")
 
 
+@pytest.mark.parametrize("pattern", ["shop/*/*.jpg", "shop/**/*.jpg", "shop/a/?.jpg"])
+def test_a_pattern_follows_links_and_reads_no_folder_twice(pattern, tmp_path):
+    for name in ("disk/a/1.jpg", "disk/b/2.jpg", "disk/b/note.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name, target in {"a": "disk/a", "b": "disk/b"}.items():
+        (tmp_path / "shop").mkdir(exist_ok=True)
+        (tmp_path / "shop" / name).symlink_to(tmp_path / target)
+    # Two circles have names without end.
+    for name in ("again", "and again"):
+        (tmp_path / "disk" / "b" / name).symlink_to(tmp_path / "shop")
+    (tmp_path / "disk" / "a" / "3.jpg").symlink_to(tmp_path / "disk" / "b" / "2.jpg")
+    found = [path.removeprefix(f"{tmp_path}/shop/") for path in files.find(f"{tmp_path}/{pattern}")]
+    assert found == ["a/1.jpg", "a/3.jpg"] + ["b/2.jpg"] * ("*" in pattern)
+
+
 MALFORMED = {
     "torn": b'{"images": 3',
     "not UTF-8": b'{"images": "\xff"}',

@@ -14,6 +14,7 @@ import concurrent.futures
 import contextlib
 import errno
 import functools
+import glob
 import hashlib
 import json
 import math
@@ -254,6 +255,7 @@ def find(pattern: str) -> list[str]:
 
     Args:
         pattern: An absolute path or URL with `*` and `?` (within a name) and `**` (any folders).
+            Links are followed; a folder that they lead to again counts once.
 
     Raises:
         UserError: There is no such folder, or it cannot be listed.
@@ -271,15 +273,47 @@ def find(pattern: str) -> list[str]:
     with _readable(folder):
         if not filesystem.isdir(there):
             raise UserError(f"there is no folder {folder}")
+        if not is_remote(pattern):
+            return _local_files(folder, pattern[len(folder) :])
         # To fsspec a bracket begins a set of characters.
         names = filesystem.glob(
             (there.rstrip("/") + pattern[len(folder) :]).replace("[", "[[]"), detail=True
         )
-    paths = sorted(
-        (name for name, entry in names.items() if entry["type"] == "file"),
-        key=lambda name: name.split("/"),
-    )
+    files = [name for name, entry in names.items() if entry["type"] == "file"]
+    paths = sorted(files, key=lambda name: name.split("/"))
     return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
+
+
+# In the order in which they are looked for.
+_WILD = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+def _local_files(folder: str, pattern: str) -> list[str]:
+    # Links are followed, as by `walk`; to fsspec they are no files.
+    os.listdir(folder or "/")
+    if "**" in pattern:
+        names = _below(folder)
+    else:
+        names = glob.glob(glob.escape(folder) + pattern.replace("[", "[[]"), include_hidden=True)
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+    matches = re.compile("".join(_WILD.get(part) or re.escape(part) for part in parts), re.DOTALL)
+    files = [name for name in names if matches.fullmatch(name, len(folder))]
+    return sorted((name for name in files if not os.path.isdir(name)), key=lambda n: n.split("/"))
+
+
+def _below(folder: str) -> list[str]:
+    # Of a folder that links lead to again, the first name counts.
+    paths: list[str] = []
+    seen: set[str] = set()
+    for parent, folders, names in walk(folder or "/"):
+        place = os.path.realpath(parent)
+        if place in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders.sort()
+        paths += [os.path.join(parent, name) for name in names]
+    return paths
 
 
 def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:
