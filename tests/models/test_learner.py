@@ -533,6 +533,7 @@ def test_what_is_refused_leaves_a_learner_as_it_was(case):
     assert made.predict(X, verbose=0).shape == (len(X), 4)
 
 
+@pytest.mark.slow
 def test_executions_of_several_steps_train_as_single_steps_and_end_with_the_epoch(monkeypatch):
     makers = [
         fresh_learner(ContrastiveLoss(), steps_per_execution=steps, jit_compile=False)

@@ -432,7 +432,7 @@ def weights_of(path):
     return model.backbone.get_weights(), model.dense.get_weights()
 
 
-@pytest.mark.one_quick_case
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["linear", "whitened"])
 def test_weights_between_start_and_end_are_kept(head, tmp_path):
     train(tmp_path / "end", head=head)
