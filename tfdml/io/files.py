@@ -284,21 +284,22 @@ def find(pattern: str) -> list[str]:
     return [folder.rstrip("/") + path[len(there.rstrip("/")) :] for path in paths]
 
 
-# In the order in which they are looked for.
+# Regular expressions of what stands for others in a pattern.
 _WILD = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 def _local_files(folder: str, pattern: str) -> list[str]:
     # Links are followed, as by `walk`; to fsspec they are no files.
     os.listdir(folder or "/")
-    if "**" in pattern:
-        names = _below(folder)
-    else:
+    if "**" not in pattern:
         names = glob.glob(glob.escape(folder) + pattern.replace("[", "[[]"), include_hidden=True)
-    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
-    matches = re.compile("".join(_WILD.get(part) or re.escape(part) for part in parts), re.DOTALL)
-    files = [name for name in names if matches.fullmatch(name, len(folder))]
-    return sorted((name for name in files if not os.path.isdir(name)), key=lambda n: n.split("/"))
+    else:
+        parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
+        text = "".join(_WILD.get(part) or re.escape(part) for part in parts)
+        matches = re.compile(text, re.DOTALL)
+        names = [name for name in _below(folder) if matches.fullmatch(name, len(folder))]
+    files = [name for name in names if not os.path.isdir(name)]
+    return sorted(files, key=lambda name: name.split("/"))
 
 
 def _below(folder: str) -> list[str]:
