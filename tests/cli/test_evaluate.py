@@ -391,6 +391,10 @@ def test_no_threshold_is_chosen_on_trained_classes(commands, tmp_path):
     status, said, errors = commands.run("evaluate", *flags, "--metrics=recall@1")
     assert status == 0, errors
     assert "the model was trained on" in said
+    status, _, errors = commands.run(
+        "evaluate", *flags, "--task=classification", "--target=fpir=0.2"
+    )
+    assert (status, "no threshold is chosen on such" in errors) == (2, True), errors
     stored = f"{tmp_path / 'stored'}"
     status, _, errors = commands.run("embed", *flags, "--split=all", f"--out={stored}")
     assert status == 0, errors
