@@ -477,11 +477,15 @@ def points(ends, others, labels):
 
 
 def add_best(name, rows, add):
-    """Add what `tfdml train` gains in Recall@1, and the example that ends highest."""
+    """Add what `tfdml train` gains in Recall@1, and the example that ends highest, where both have
+    runs."""
     (pooled,) = rows["pooled", "", ""]
     metric, labels = METRICS[0], pooled["labels"]
     examples = {row: runs for row, runs in rows.items() if row[0] in EXAMPLES and runs}
-    own = next(runs for row, runs in rows.items() if row[0] == "tfdml")
+    # The first of its rows is its default.
+    own = next((runs for row, runs in rows.items() if row[0] == "tfdml"), [])
+    if not (own and examples):
+        return
     best = max(examples, key=lambda row: np.nanmean(ends_of(examples[row], metric)))
     untrained = ends_of([pooled] * len(own), metric)
     ends, highest = ends_of(own, metric), ends_of(examples[best], metric)
