@@ -232,17 +232,28 @@ def listing(folder: str | os.PathLike) -> list[str]:
 
 
 def walk(
-    folder: str, onerror: Callable[[OSError], None] | None = None
+    folder: str,
+    onerror: Callable[[OSError], None] | None = None,
+    again: Callable[[str], None] = lambda path: None,
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """As `os.walk`, also on other file systems. Links to folders are followed: the caller has to
-    stop at a circle.
+    """As `os.walk`, also on other file systems. Links to folders are followed, but no folder is
+    read twice: `again` is called with the other names of one.
 
     Example:
         >>> [len(names) for _, _, names in walk("no/such/folder")]
         []
     """
     if not is_remote(folder):
-        yield from os.walk(folder, onerror=onerror, followlinks=True)
+        seen: set[str] = set()
+        for path, folders, names in os.walk(folder, onerror=onerror, followlinks=True):
+            place = os.path.realpath(path)
+            if place in seen:
+                folders.clear()
+                again(path)
+                continue
+            seen.add(place)
+            folders.sort()
+            yield path, folders, names
         return
     filesystem, there = filesystem_of(folder)
     for path, folders, names in filesystem.walk(there, on_error=onerror or "omit"):
@@ -297,24 +308,12 @@ def _local_files(folder: str, pattern: str) -> list[str]:
         parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
         text = "".join(_WILD.get(part) or re.escape(part) for part in parts)
         matches = re.compile(text, re.DOTALL)
-        names = [name for name in _below(folder) if matches.fullmatch(name, len(folder))]
+        paths: list[str] = []
+        for parent, _, below in walk(folder or "/"):
+            paths += [os.path.join(parent, name) for name in below]
+        names = [path for path in paths if matches.fullmatch(path, len(folder))]
     files = [name for name in names if not os.path.isdir(name)]
     return sorted(files, key=lambda name: name.split("/"))
-
-
-def _below(folder: str) -> list[str]:
-    # Of a folder that links lead to again, the first name counts.
-    paths: list[str] = []
-    seen: set[str] = set()
-    for parent, folders, names in walk(folder or "/"):
-        place = os.path.realpath(parent)
-        if place in seen:
-            folders.clear()
-            continue
-        seen.add(place)
-        folders.sort()
-        paths += [os.path.join(parent, name) for name in names]
-    return paths
 
 
 def open_file(path: str | os.PathLike, buffering: int = -1) -> BinaryIO:

@@ -148,15 +148,11 @@ def images_below(folder: str, left_out: LeftOut) -> list[str]:
             "remove it"
         )
 
+    def again(path: str) -> None:
+        left_out.kinds["link to a folder that is read already"] += 1
+
     paths: list[str] = []
-    seen: set[str] = set()
-    for parent, folders, names in files.walk(folder, refuse):
-        place = parent if files.is_remote(parent) else os.path.realpath(parent)
-        if place in seen:
-            left_out.kinds["link to a folder that is read already"] += 1
-            folders.clear()
-            continue
-        seen.add(place)
+    for parent, folders, names in files.walk(folder, refuse, again):
         folders[:] = sorted(left_out.visible(folders))
         paths += [os.path.join(parent, name) for name in left_out.visible(names)]
     return sorted(left_out.images(paths))
