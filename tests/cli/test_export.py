@@ -1,12 +1,15 @@
 """`tfdml export`: a retriever of a run, and an embedder that searches with all moments."""
 
 import json
+import pathlib
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.cli import commands
+from tfdml.export import exporter, retriever
 
 DATA = ["--gallery_dataset=glyphs", "--gallery_dataset_options=images_per_class=4, size=32"]
 
@@ -44,6 +47,54 @@ def test_a_run_becomes_a_retriever_of_a_data_set(finished_run, tmp_path):
     )
     accepted = found["distances"].numpy() <= np.float32(card["calibration"]["threshold"])
     assert found["accepted"].numpy().tolist() == accepted.tolist()
+
+
+def test_a_retriever_is_built_as_the_flags_say(tmp_path, monkeypatch):
+    commands.write_noise(tmp_path / "photos", "ab", 2)
+    built, exported = [], []
+
+    def build(embedder, images, out, **options):
+        built.append((embedder, images, out, options))
+        return types.SimpleNamespace(card={"items": 4, "classes": 2}, path=tmp_path / "out" / "1")
+
+    def export_run(run, folder, options, **changes):
+        exported.append((run, options.calibrate, options.formats, changes["truncate_dim"]))
+        return pathlib.Path(folder, "1")
+
+    monkeypatch.setattr(retriever.Retriever, "build", build)
+    monkeypatch.setattr(exporter, "export_run", export_run)
+    monkeypatch.setattr("tfdml.cli.export.check_ended", lambda *arguments: None)
+    flags = [f"--gallery={tmp_path / 'photos'}", f"--out={tmp_path / 'out'}"]
+    said = commands.printed("export", *flags, "--embedder=model.tflite", "--calibrate=none")
+    embedder, (images,), out, options = built.pop()
+    assert (embedder, len(images), out) == ("model.tflite", 4, str(tmp_path / "out"))
+    assert options["directory"] == str(tmp_path / "photos")
+    assert (options["calibration"], options["per_class"], options["skip_bad"]) == (
+        "none",
+        "nearest",
+        False,
+    )
+    assert said == f"4 items of 2 classes\nversion: {tmp_path / 'out' / '1'}\n"
+    flags[:1] = ["--gallery=made", *DATA, "--gallery_bad_images=skip", "--per_class=mean"]
+    said = commands.printed(
+        "export", *flags, "--run_dir=run", "--calibrate=fpir=0.02", "--truncate_dim=8"
+    )
+    embedder, images, _, options = built.pop()
+    # The threshold is that of the retriever, not of the embedder in it.
+    assert exported == [("run", "none", ("saved_model",), 8)]
+    assert embedder.name == "1"
+    assert [part.split for part in images] == ["test"]
+    assert (options["calibration"], options["skip_bad"]) == ("fpir=0.02", True)
+    assert said.startswith("4 items of 2 classes, by per_class=mean\n")
+    for wrong, says in (
+        ([], "needs the embedder: --run_dir or --embedder, one of the two"),
+        (["--run_dir=run", "--embedder=model.tflite"], "one of the two"),
+        (["--run_dir=run", "--formats=litert"], "leave --formats alone"),
+        (["--run_dir=run", "--calibrate=far=0.1"], "fpir"),
+    ):
+        status, _, errors = commands.run("export", *flags, *wrong)
+        assert (status, says in errors) == (2, True), errors
+    assert not built
 
 
 HORDE = "--objectives=contrastive + horde(loss=contrastive, orders=3, dim=32)"

@@ -9,6 +9,7 @@ import types
 import urllib.request
 import webbrowser
 
+import keras
 import pytest
 
 from tests.cli.commands import ROOT
@@ -110,11 +111,35 @@ def test_docs_serves_its_pages_and_says_where_there_are_none(monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_doctor_trains_and_finds_a_training_that_fails(monkeypatch):
+def test_doctor_trains():
     assert cli._trial() == []
-    for program in (
-        "raise ImportError('no library')",
-        'print(\'TRIAL ["tensorflow", ["CPU"], NaN]\')',
-    ):
-        monkeypatch.setattr(cli, "_TRIAL", program)
-        assert cli._trial()
+
+
+@pytest.mark.parametrize(
+    ("program", "verdict"),
+    [
+        ("raise ImportError('no library')", "problem: a training step fails: ImportError: no lib"),
+        ("pass", "problem: a training step fails: the process ended with status 0"),
+        (
+            'print(\'TRIAL ["jax", ["CPU"], 0.5]\'); raise SystemExit(3)',
+            "problem: a training step fails: the process ended with status 3",
+        ),
+        ('print(\'TRIAL ["jax", ["CPU"], NaN]\')', "problem: the loss of a training step is not"),
+        ('print(\'TRIAL ["jax", ["CPU"], 0.5]\')', "\ntfdml works here.\n"),
+    ],
+)
+def test_doctor_says_whether_training_works(program, verdict, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_TRIAL", program)
+    fails = "problem" in verdict
+    assert cli.doctor([]) == fails
+    said = capsys.readouterr().out
+    assert verdict in said
+    assert said.endswith("tfdml does not work here yet.\n") == fails
+    assert f"keras {keras.__version__}" in said
+    ends_well = "TRIAL" in program and "SystemExit" not in program
+    assert ("trained with jax on CPU: loss" in said) == ends_well
+
+
+def test_doctor_takes_no_words(capsys):
+    assert (cli.doctor(["--help"]), cli.doctor(["often"])) == (0, 2)
+    assert capsys.readouterr().out.count("tfdml doctor") == 2

@@ -3,7 +3,8 @@ most of them import, and shows what it printed when it ends.
 
     python -m tests.support.groups "not slow" [GROUP ...]
 
-A group is a folder, or several that run in one process: `"layers mining"`.
+A group is a folder, or several that run in one process: `"layers mining"`. `.` are the files that
+lie in no folder.
 """
 
 import atexit
@@ -28,12 +29,12 @@ from tfdml.data.readers import glyphs
 TESTS = ROOT / "tests"
 # On two cores: a third fills the time in which tests wait, for Ray, servers and other processes.
 LANES = 3
-# The longest first; "" are the files that lie in no folder.
-LONGEST = ("training", "docs", "models", "", "objectives", "losses", "cli", "data", "cluster")
+# The longest first.
+LONGEST = ("docs", "training", "models", ".", "objectives", "losses", "cli", "data", "cluster")
 LONGEST += ("export",)
 GROUPS = {**dict.fromkeys(LONGEST), **dict.fromkeys(p.parent.name for p in TESTS.glob("*/test_*"))}
 # What TensorFlow and Keras do once in a process takes seconds: quick tests share it.
-SHARED = ("losses layers mining", "evaluation retrieval report web")
+SHARED = ("docs .", "losses layers mining", "evaluation retrieval report web")
 SHARED += ("embeddings io tools cluster backbones parity",)
 # pytest rewrites the whole package of a plugin that it discovers: two seconds for Hypothesis, in
 # every process.
@@ -54,7 +55,9 @@ def run(group, marks, log):
     """Run a group in this fork, and exit with its status."""
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
-    paths = [TESTS / folder for folder in group.split()] or sorted(TESTS.glob("test_*.py"))
+    paths = []
+    for folder in group.split():
+        paths += sorted(TESTS.glob("test_*.py")) if folder == "." else [TESTS / folder]
     sys.argv = ["pytest", "-m", marks, *_PLUGINS, *map(str, paths)]
     status = pytest.main(sys.argv[1:])
     atexit._run_exitfuncs()

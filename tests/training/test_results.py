@@ -7,11 +7,14 @@ import keras
 import numpy as np
 import pytest
 
+from tests.models.networks import shallow
 from tests.training import runs
 from tests.training.runs import noise
 from tfdml.data.transforms import EvaluationTransform
 from tfdml.errors import UserError
-from tfdml.training.results import Evaluator, selected_epoch
+from tfdml.models import Embedder
+from tfdml.run_folder import RunFolder
+from tfdml.training.results import Evaluator, _interpolate, selected_epoch
 from tfdml.training.run_data import Splits, check_measurable
 from tfdml.training.settings import EvaluationSettings
 from tfdml.training.workers import Processes
@@ -93,3 +96,39 @@ def test_workers_embed_their_parts_and_the_chief_measures(monkeypatch):
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("head", "share"), [("linear", "0.25"), ("whitened", "0.25"), ("whitened", "auto")]
+)
+def test_the_weights_that_are_kept_lie_between_start_and_end(head, share, tmp_path):
+    splits = Splits(*(noise(name, 3, seed) for seed, name in enumerate(("train", "test", "test"))))
+    splits = dataclasses.replace(splits, also=noise("test", 3, 7))
+    changes = {"holdout_classes": 0.4, "also_measure": "folder:also"} if share == "auto" else {}
+    experiment = runs.experiment(tmp_path, head=head, interpolate=share, **changes)
+    start, end = (Embedder(shallow(), embedding_dim=8, image_size=runs.SIZE) for _ in range(2))
+    for embedder in (start, end):
+        embedder.build((None, runs.SIZE, runs.SIZE, 3))
+    start.save(RunFolder(tmp_path).start)
+    before = end.get_weights()
+    evaluator = Evaluator(EvaluationSettings(), splits, EvaluationTransform(runs.SIZE, runs.SIZE))
+    result = _interpolate(experiment, types.SimpleNamespace(embedder=end), evaluator)
+    kept = result["share"]
+    # A random projection means nothing at the start.
+    shares = [kept] * len(before)
+    if head == "linear":
+        shares[len(start.backbone.get_weights()) :] = [1, 1]
+    for part, *arrays in zip(shares, start.get_weights(), before, end.get_weights(), strict=True):
+        np.testing.assert_allclose(arrays[2], (1 - part) * arrays[0] + part * arrays[1], atol=1e-6)
+    if share == "auto":
+        of_kept = [
+            evaluator.measure(evaluator.embed(end, name), name) for name in ("validation", "also")
+        ]
+        assert result["metrics"][kept] == tuple(metrics["map@r"] for metrics in of_kept)
+        assert "best on held-out classes" in result["chosen"]
+    else:
+        assert (kept, result["chosen"]) == (0.25, "as was asked for")
+
+
+def test_nothing_is_kept_but_the_end_where_nothing_is_asked_for(tmp_path):
+    assert _interpolate(runs.experiment(tmp_path), None, None) == {}

@@ -16,8 +16,10 @@ from tfdml.errors import UserError
 from tfdml.evaluation import confidence_intervals
 from tfdml.report import read_run
 from tfdml.results import QueryValues
-from tfdml.training import build, results
+from tfdml.run_folder import RunFolder
+from tfdml.training import build, results, trainer
 from tfdml.training.interruption import Interrupted
+from tfdml.training.results import TrainingRun
 from tfdml.training.run_data import Splits, make_transforms, split_training_classes
 from tfdml.training.trainer import runs_of
 
@@ -37,6 +39,73 @@ def uninterrupted(tmp_path_factory):
 
 def result(folder):
     return json.loads((folder / "result.json").read_text())
+
+
+SCORES = {"seed_0": (1.0, 0.5, 0.25, 0.5), "seed_1": (0.5, 0.25, 0.25, 0.0)}
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Train without a network: each seed has its scores. Yields the name of each that is trained
+    and whether it resumes, and a dictionary of what a seed raises."""
+    calls, raises, train_all = [], {}, trainer.train
+
+    def train_one(run, resume=False, saved=None):
+        if run.seeds:
+            return train_all(run, resume, saved)
+        folder = RunFolder(run.run_dir)
+        calls.append((folder.path.name, resume))
+        if folder.path.name in raises:
+            raise raises[folder.path.name]
+        folder.path.mkdir(exist_ok=True)
+        values = {RECALL: np.float32(SCORES[folder.path.name])}
+        QueryValues(np.arange(4, dtype=np.uint64), np.array([0, 0, 1, 1]), "x", values).write(
+            folder.queries
+        )
+        metrics = {RECALL: float(values[RECALL].mean()), "num_queries": 4}
+        seconds = {"train_seconds": 2.0, "seconds": 3.0}
+        result = {"dataset": "noise", "metrics": metrics, "steps": run.seed, **seconds}
+        return TrainingRun(run, result)
+
+    monkeypatch.setattr(trainer, "train", train_one)
+    return calls, raises
+
+
+def test_seeds_are_trained_one_after_another_and_combined(trained, tmp_path):
+    calls, _ = trained
+    run = trainer.train(experiment(tmp_path / "both", seeds="2"))
+    assert calls == [("seed_0", False), ("seed_1", False)]
+    assert [one.experiment.seed for one in run.runs] == [0, 1]
+    assert json.loads(json.dumps(run.result)) == result(tmp_path / "both")
+    mean, low, high, _ = run.result["intervals_runs"][RECALL]
+    assert run.result["metrics"] == {RECALL: mean, "num_queries": 4}
+    assert (mean, run.result["seconds"], run.result["train_seconds"]) == (0.40625, 6, 4)
+    assert (low, high) == pytest.approx(stats.t.interval(0.95, 1, 0.40625, 0.15625))
+    assert [(row["run"], row["steps"]) for row in run.result["runs"]] == [
+        ("seed_0", 0),
+        ("seed_1", 1),
+    ]
+    assert run.result["intervals"][RECALL][0] == mean
+
+
+def test_seeds_that_end_early_say_what_is_left_and_resume(trained, tmp_path):
+    calls, raises = trained
+    raises["seed_1"] = Interrupted(signal.SIGTERM)
+    settings = experiment(tmp_path / "both", seeds="2")
+    with pytest.raises(
+        Interrupted, match=r"1 of 2 seeds have ended; continue with --run_dir=\S*both"
+    ):
+        trainer.train(settings)
+    raises["seed_1"] = UserError("too few images")
+    with pytest.raises(UserError, match=r"^seed 1: too few images"):
+        trainer.train(settings, resume=True)
+    raises.clear()
+    assert len(trainer.train(settings, resume=True).runs) == 2
+    assert calls[-2:] == [("seed_0", True), ("seed_1", False)]
+    raises["seed_0"] = UserError("too few images")
+    with pytest.raises(UserError, match=r"^seed 0: too few images"):
+        trainer.train(experiment(tmp_path / "none", seeds="2"))
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.slow

@@ -284,14 +284,48 @@ def test_bad_requests_are_refused_and_fail_no_other(shop):
     assert all(good)
 
 
-@pytest.mark.slow
+class Served(tf.Module):
+    """A model of two features a row, or of one for each image."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2), tf.float32, "features")])
+    def double(self, features):
+        with tf.control_dependencies([tf.debugging.assert_less(features, 9.0, "not below 9")]):
+            return {"embedding": 2 * features}
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), tf.string, "image_bytes")])
+    def nothing(self, image_bytes):
+        return {"embedding": tf.fill((tf.shape(image_bytes)[0], 2), np.nan)}
+
+
+def test_a_signature_answers_or_says_why_not(tmp_path, monkeypatch):
+    served = Served()
+    tf.saved_model.save(served, tmp_path / "7", {"serving_default": served.double})
+    model = ServedModel(tmp_path / "7", "shop")
+    assert (model.name, model.version) == ("shop", "7")
+
+    def answer(rows):
+        status, body = model.answer(json.dumps({"instances": rows}).encode(), WebSettings())
+        return status, json.loads(body)
+
+    assert answer([[1, 2], [3, 4]]) == (200, {"predictions": [[2, 4], [6, 8]]})
+    for rows, says in (([[1, 2, 3]], "shape"), ([[1, 9]], "not below 9")):
+        status, said = answer(rows)
+        assert (status, says in said["error"]) == (400, True), said
+
+    def fail(call):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(model, "compute", fail)
+    assert answer([[1, 2]]) == (500, {"error": "the model failed: RuntimeError: out of memory"})
+
+
 def test_a_model_that_cannot_answer_is_refused(tmp_path):
-    embedder = small_embedder()
-    for weight in embedder.weights:
-        weight.assign(np.full(weight.shape, np.nan))
-    write_saved_model(embedder, tmp_path / "nan")
+    served = Served()
+    tf.saved_model.save(served, tmp_path / "nan", {"serving_default": served.nothing})
+    # Without requests it is not asked.
+    assert ServedModel(tmp_path / "nan", "shop").inputs["serving_default"].keys() == {"image_bytes"}
     write_warm_up(tmp_path / "nan", tf.saved_model.load(str(tmp_path / "nan")).signatures)
-    with pytest.raises(UserError, match="NaN"):
+    with pytest.raises(UserError, match=r"nan is not served: its signature serving_default .* NaN"):
         ServedModel(tmp_path / "nan", "shop")
     (tmp_path / "3").mkdir()
     (tmp_path / "3" / "saved_model.pb").write_bytes(b"broken")
