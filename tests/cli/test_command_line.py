@@ -1,6 +1,9 @@
 """Flags that have no effect next to the others, signals, and paths."""
 
+import dataclasses
+import io
 import os
+import re
 import signal
 import sys
 import time
@@ -11,10 +14,12 @@ from tests.cli import commands
 from tests.cli.commands import load
 from tests.docs import world
 from tfdml.cli import command_line
-from tfdml.cli.command_line import Command, Flags
+from tfdml.cli.command_line import Command, Flags, Progress
+from tfdml.errors import UserError
 from tfdml.expressions import Terms
 from tfdml.io import files
 from tfdml.objectives.terms import build_objectives
+from tfdml.training.interruption import Interrupted
 
 RATES = ["--backbone_rate=1", "--projection_rate=1", "--objective_rate=1"]
 BY_CLASS = "--sampling=class_balanced or hierarchical or neighbors"
@@ -178,3 +183,86 @@ def test_paths_are_repeated_or_have_commas(tmp_path, monkeypatch):
     values = load("search").flags
     values.parse(["--queries=a,b.jpg", "--queries=*.png,c.jpg"])
     assert values.queries == ["a,b.jpg", "*.png", "c.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (None, 0, ""),
+        (KeyboardInterrupt(), 130, "index: interrupted\n"),
+        (Interrupted(signal.SIGTERM), 143, "index: ended by SIGTERM\n"),
+        (
+            UserError("is\nmissing", truncate_dim=...),
+            2,
+            "index: error: --truncate_dim: is missing\n",
+        ),
+        (OSError(28, "No space left", "/full"), 2, "index: error: /full: No space left\n"),
+        (OSError(0, None, "/odd"), 2, "index: error: /odd: "),
+    ],
+)
+def test_a_command_ends_with_its_status_and_a_line(error, status, says, monkeypatch):
+    ended, out, err = run_that_raises(error, monkeypatch)
+    assert (ended, out) == (status, "")
+    assert err.startswith(says)
+    assert err.count("\n") == bool(status)
+
+
+def test_an_error_of_no_file_is_a_traceback(monkeypatch):
+    with pytest.raises(OSError, match="odd"):
+        run_that_raises(OSError("odd"), monkeypatch)
+
+
+def run_that_raises(error, monkeypatch):
+    """Run a command whose work raises an error; None: it ends well."""
+
+    def work():
+        if error is not None:
+            raise error
+
+    command = dataclasses.replace(
+        load("index"), work=work, settings=lambda flags: (), needs_tensorflow=False
+    )
+    monkeypatch.setattr(commands, "load", lambda name: command)
+    return commands.run("index")
+
+
+@pytest.mark.parametrize("name", commands.NAMES)
+def test_help_has_every_flag_with_its_meaning_and_default(name):
+    command, text = load(name), commands.printed(name, "--help")
+    assert text.startswith(command.usage.strip().splitlines()[0])
+    assert "\n  --flagfile=PATH\n" in text
+    blocks = {
+        lines[0].strip().removeprefix("[no]"): lines[1]
+        for block in re.split(r"\n  --(?=\w|\[no\])", text)[1:]
+        for lines in [block.splitlines()]
+    }
+    assert blocks.keys() == {*command.flags} | {"flagfile=PATH"}
+    for flag_name in command.flags:
+        flag = command.flags[flag_name]
+        stated = re.search(r" Default: (.*)\.$", blocks[flag_name])
+        if flag.default in (None, "", []):
+            assert stated is None
+        else:
+            assert stated[1] == flag.default_as_str
+        assert (f"--[no]{flag_name}\n" in text) == bool(flag.boolean)
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_progress_is_shown_now_and_then(live, monkeypatch):
+    shown, now = io.StringIO(), [100.0]
+    monkeypatch.setattr(shown, "isatty", lambda: live, raising=False)
+    monkeypatch.setattr(sys, "stderr", shown)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Progress(5_000, 1_000) as progress:
+        for seconds, done in ((0.4, 1_500), (20, 3_000), (20.4, 3_100), (40, 5_000)):
+            now[0] = 100 + seconds
+            progress.images(done, bad=2 * (done == 5_000))
+        now[0] = 160
+        progress.bytes("download", 3 * 2**20, 4 * 2**20)
+    lines = [
+        "3,000 of 5,000 images, 100 images a second",
+        "5,000 of 5,000 images, 2 bad, 100 images a second",
+        "download: 3 of 4 MB",
+    ]
+    expected = "".join(f"\r{line:<79}" for line in lines) if live else "\n".join(lines)
+    assert shown.getvalue() == expected + "\n"

@@ -19,7 +19,7 @@ from tfdml.training import Experiment, RunFolder, build, checkpoints
 from tfdml.training.build import adapt, build_components, check_selection, start_from
 from tfdml.training.checkpoints import TrainingState
 from tfdml.training.optimizers import build_optimizer
-from tfdml.training.settings import DataSettings
+from tfdml.training.settings import DataSettings, ModelSettings
 from tfdml.training.workers import Processes
 
 
@@ -131,6 +131,32 @@ def test_the_network_has_the_precision_of_the_flag_and_nothing_after_it(policy):
     assert tiny.embedder.dense.compute_dtype == policy.removeprefix("mixed_")
     assert {variable.dtype for variable in tiny.trainable_variables} == {"float32"}
     assert keras.config.dtype_policy().name == "float32"
+
+
+def test_a_head_is_built_as_its_flag_says():
+    def built(dimension=0, dim=5, **head):
+        settings = ModelSettings(**head, embedding_dim=dim, backbone="conv4(width=4)")
+        view = EvaluationTransform(runs.SIZE, runs.SIZE)
+        return build.make_embedder(settings, view, dimension)
+
+    embedder = built(head="mlp(hidden=3)")
+    embedder.build((None, runs.SIZE, runs.SIZE, 3))
+    assert [layer.units for layer in embedder.head.layers] == [3, 5]
+    assert built(7, head="mlp(hidden=3)").embedding_dim == 5
+    assert not built(head="linear(bias=false)").dense.use_bias
+    assert built(head="whitened").dense.use_bias
+    for head, dim, dimension, says in (
+        ("mlp(hidden=3)", 0, 0, "must be positive with head=mlp"),
+        ("ensemble(heads=2)", 5, 7, "features have none"),
+    ):
+        with pytest.raises(UserError, match=says):
+            built(dimension, dim, head=head)
+
+
+def test_whitening_has_the_options_of_its_head():
+    of = ModelSettings
+    assert build.whitening(of(head="whitened(power=0.3)").head)["power"] == 0.3
+    assert build.whitening(of(head="linear").head) == {}
 
 
 def test_an_embedding_of_no_size_of_its_own_is_the_pooled_features():
