@@ -1,6 +1,8 @@
 """What goes with which backend; who trains with whom, and what processes ask of one another."""
 
 import json
+import sys
+import types
 from typing import ClassVar
 
 import keras
@@ -11,7 +13,14 @@ import tensorflow as tf
 from tests.training import runs
 from tfdml.errors import UserError
 from tfdml.training import trainer, workers
-from tfdml.training.workers import JaxProcesses, Processes, TensorFlowWorkers, check_backend, join
+from tfdml.training.workers import (
+    JaxProcesses,
+    Processes,
+    TensorFlowWorkers,
+    WorkerLost,
+    check_backend,
+    join,
+)
 
 ADDRESSES, COUNT, INDEX = (
     f"KERAS_DISTRIBUTION_{name}" for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID")
@@ -99,6 +108,44 @@ def test_all_have_what_the_chief_found_or_its_error():
     data = bytes(range(250)) * 3
     assert chief.bytes_of_chief(lambda: data) == other.bytes_of_chief(lambda: b"") == data
     assert not _Together.sent
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float32])
+def test_rows_of_jax_processes_are_gathered_in_their_order(dtype, monkeypatch):
+    """`process_allgather` stacks equal shapes of 32 bits."""
+    values = np.arange(2**33, 2**33 + 60).reshape(10, 3, 2).astype(dtype)
+    parts = [values[:6], values[6:6], values[6:]]
+    waiting = [np.array([[6], [0], [4]], np.int32)]
+
+    def allgather(array):
+        assert array.dtype == np.int32
+        if waiting:
+            return waiting.pop()
+        width = array.shape[1]
+        stacked = np.zeros((3, 6, width), np.int32)
+        for row, part in zip(stacked, parts, strict=True):
+            row[: len(part)] = part.reshape(len(part), 6).view(np.int32)
+        np.testing.assert_array_equal(array, stacked[0])
+        return stacked
+
+    names = "jax", "jax.experimental", "jax.experimental.multihost_utils"
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules[names[-1]].process_allgather = allgather
+    gathered = JaxProcesses(0, ("a", "b", "c")).gather(parts[0])
+    assert gathered.dtype == dtype
+    np.testing.assert_array_equal(gathered, values)
+
+
+def test_a_worker_of_tensorflow_gathers_feeds_its_replicas_and_names_who_is_lost():
+    worker = TensorFlowWorkers(1, ("a", "b"), tf.distribute.OneDeviceStrategy("/cpu:0"))
+    rows = np.arange(6.0).reshape(3, 2)
+    np.testing.assert_array_equal(worker.gather(rows), rows)
+    batches = worker.distribute(tf.data.Dataset.range(8).batch(8), 4)
+    assert [batch.numpy().tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    says = r"\(gone\); this is worker 1 of 2. Start all of them"
+    with pytest.raises(WorkerLost, match=says), worker.ending_together():
+        raise tf.errors.UnavailableError(None, None, "gone")
 
 
 def test_workers_of_other_settings_or_versions_are_refused(monkeypatch, tmp_path):
