@@ -421,7 +421,7 @@ def runs_of(study, name):
     for row in study.arguments.rows:
         for norms in ("frozen", "trained") if own.is_pretrained else ("trained",):
             factor = 1.0 if row == "tfdml" else best_factor(study, name, row, norms)
-            for length in lengths(row, labels):
+            for length in lengths(row, labels, own):
                 count = 0 if row == "tfdml" and length != IMAGES else length
                 runs = [study.run(name, row, norms, seed, factor, count) for seed in SEEDS]
                 words = f"{length:,}, x {factor:.2g}"
@@ -429,11 +429,13 @@ def runs_of(study, name):
     return rows
 
 
-def lengths(row, labels):
-    """Return the numbers of images that a row is trained on."""
-    documented = 48_000
-    if row in EXAMPLES:
-        documented = EXAMPLES[row].documented(len(labels), labels.max() + 1)
+def lengths(row, labels, own):
+    """Return the numbers of images that a row is trained on in a data set."""
+    if row == "tfdml":
+        # 12 passes in batches of 100, and the least steps of the recipe.
+        steps = max(480 if own.is_pretrained else 1200, 12 * (len(labels) // 100))
+        return [100 * steps, IMAGES]
+    documented = EXAMPLES[row].documented(len(labels), labels.max() + 1)
     return [IMAGES] if documented > MOST_IMAGES else [int(documented), IMAGES]
 
 
