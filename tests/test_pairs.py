@@ -25,6 +25,15 @@ def expected(measure, anchors, references):
     return np.array([[measure(a, b) for b in references] for a in np.float64(anchors)])
 
 
+def test_references_beyond_the_batch_have_no_other_representation():
+    pairs, other = (Pairs.of_batch(x, LABELS) for x in (X, X[::-1]))
+    np.testing.assert_array_equal(pairs.on(X[::-1]).references, X[::-1])
+    beyond = pairs.across(other), Pairs.between(X, X), pairs.with_memory(X[:3], LABELS[:3])
+    for case in beyond:
+        with pytest.raises(ValueError, match="beyond the batch"):
+            case.on(X)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_distances_of_each_case_are_those_of_anchors_and_references(kind):
     memory = np.float32(np.random.default_rng(1).normal(size=(3, 5)))
