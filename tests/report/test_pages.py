@@ -6,6 +6,7 @@ import dataclasses
 import io
 import os
 import re
+import types
 
 import numpy as np
 import pytest
@@ -22,10 +23,11 @@ from tfdml.evaluation import (
     identification,
     identification_rates,
 )
-from tfdml.report import Run, write_report
+from tfdml.report import Run, pages, write_report, write_run_report
 from tfdml.report.figures import QUERIES, draw, lay_out
 from tfdml.report.pages import drawn_classes, thresholds
 from tfdml.report.runs import choose_examples, confusions, rank_queries
+from tfdml.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +186,37 @@ def test_query_gallery_without_before_or_history(tmp_path):
     low, high = after["intervals"]["map@r"].low, after["intervals"]["map@r"].high
     rows = {row[0]: row[1:] for row in rows_of(text, "Metrics of the embeddings")}
     assert rows["MAP@R"][1] == f"{100 * low:.1f} – {100 * high:.1f}"
+
+
+def test_a_run_has_the_report_that_it_asks_for_once(tmp_path, monkeypatch):
+    written = []
+    monkeypatch.setattr(pages, "read_run", lambda path: path.name)
+    monkeypatch.setattr(
+        pages, "write_report", lambda path, run, **more: written.append((run, more))
+    )
+    pictures = {split: types.SimpleNamespace(labels=split) for split in ("test", "validation")}
+
+    def run(name, wanted=True, runs=()):
+        ended = types.SimpleNamespace(
+            experiment=types.SimpleNamespace(report=wanted),
+            folder=RunFolder(tmp_path / name),
+            splits=types.SimpleNamespace(**pictures),
+            embeddings={"test": [1]},
+            embed=lambda split: f"embedded {split}",
+            runs=runs,
+        )
+        ended.folder.report.parent.mkdir(parents=True)
+        return ended
+
+    write_run_report(run("both", runs=[run("one"), run("other", wanted=False)]))
+    (one, options), (both, plain) = written
+    assert (one, both, [*plain]) == ("one", "both", ["interval_name"])
+    assert (options["dataset"], options["embeddings"]) == (pictures["test"], {"test": [1]})
+    assert options["held_out"] == ("embedded validation", "validation")
+    old = run("old")
+    old.folder.report.touch()
+    write_run_report(old)
+    assert len(written) == 2
 
 
 def test_a_page_that_fails_leaves_the_old_one(tmp_path, monkeypatch):
