@@ -219,6 +219,7 @@ def main():
             arguments.seeds, arguments.trials, arguments.only
         ):
             run(arguments, name, trial, seed)
+        return
     results, columns = Results(arguments.json), []
     for metric in ("Recall@1", "MAP@R"):
         columns += [metric, f"{metric}, next to default"]
