@@ -91,6 +91,11 @@ class Set:
         """Whether the network starts from ImageNet."""
         return self.size == 96
 
+    def batch_size(self, labels):
+        """Return the images of a batch of tfdml's recipe: five each of 20 classes, or of all where
+        there are fewer."""
+        return min(20, len(np.unique(labels))) * 5
+
 
 SETS = {
     "grocery": Set(),
@@ -354,7 +359,8 @@ class Study:
             keras.utils.set_random_seed(seed)
             train, test = load(name, self.arguments, is_trial)
             if row == "tfdml":
-                values = self.command(name, norms, seed, count, test)
+                steps = count // SETS[name].batch_size(train[1])
+                values = self.command(name, norms, seed, steps, test)
             else:
                 values = self.example(name, row, norms, seed, factor, count, train, test)
             np.savez(path, labels=test[1], **values)
@@ -385,10 +391,10 @@ class Study:
             for metric, values in measure(vectors, test[1]).items()
         }
 
-    def command(self, name, norms, seed, count, test):
+    def command(self, name, norms, seed, steps, test):
         """Run `tfdml train` with no flag but those of data, network and weights; return the metrics
-        of the end. A count of images takes the place of its own length."""
-        own, folder = SETS[name], self.arguments.runs / f"{name}_{norms}_{seed}_{int(count)}"
+        of the end. Steps take the place of its own length."""
+        own, folder = SETS[name], self.arguments.runs / f"{name}_{norms}_{seed}_{steps}"
         backbone = BACKBONE if own.is_pretrained else "conv4"
         flags = [f"--dataset={own.layout}", f"--data_dir={(self.arguments.sets / name).resolve()}"]
         flags += [f"--backbone={backbone}", f"--image_size={own.size}", f"--resize={own.resize}"]
@@ -399,8 +405,8 @@ class Study:
             flags.append("--batch_norm=train")
         if not own.is_mirrored:
             flags.append("--flip=false")
-        if count:
-            flags += ["--epochs=1", f"--steps_per_epoch={count // 100}"]
+        if steps:
+            flags += ["--epochs=1", f"--steps_per_epoch={steps}"]
         if folder.exists():
             flags.append("--resume")
         command = [sys.executable, "bin/train", *flags]
@@ -432,9 +438,12 @@ def runs_of(study, name):
 def lengths(row, labels, own):
     """Return the numbers of images that a row is trained on in a data set."""
     if row == "tfdml":
-        # 12 passes in batches of 100, and the least steps of the recipe.
-        steps = max(480 if own.is_pretrained else 1200, 12 * (len(labels) // 100))
-        return [100 * steps, IMAGES]
+        batch = own.batch_size(labels)
+        # 12 passes, and the least images of the recipe.
+        steps = max(
+            (48_000 if own.is_pretrained else 120_000) // batch, 12 * (len(labels) // batch)
+        )
+        return [batch * steps, IMAGES]
     documented = EXAMPLES[row].documented(len(labels), labels.max() + 1)
     return [IMAGES] if documented > MOST_IMAGES else [int(documented), IMAGES]
 

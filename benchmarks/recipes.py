@@ -72,7 +72,7 @@ class Trial:
     together: int = 100
 
 
-LONG = ("--epochs=36", "--min_steps=1440", "--evaluate_every=1")
+LONG = ("--epochs=36", "--min_images=144000", "--evaluate_every=1")
 TRIALS = {
     DEFAULT: Trial(),
     "threshold-consistent": Trial(("--objectives=am_softmax + threshold_consistent_margin",)),
@@ -81,7 +81,9 @@ TRIALS = {
     "one image, 1e-4": Trial(("--backbone_rate=1e-4",), of_one_image=True),
     SMALL: Trial(of_one_image=True, together=20),
     "shuffled batches of 100": Trial(("--sampling=shuffle",)),
-    "shuffled batches of 32": Trial(("--sampling=shuffle", "--batch_size=32", "--min_steps=1500")),
+    "shuffled batches of 32": Trial(
+        ("--sampling=shuffle", "--batch_size=32", "--min_images=48000")
+    ),
     "interpolate, 0.5": Trial(("--interpolate=0.5",)),
     "interpolate, 0.75": Trial(("--interpolate=0.75",)),
     "long": Trial((*LONG,)),
@@ -96,6 +98,9 @@ TRIALS = {
 def flags_of(trial, classes):
     """Return the flags of a trial on so many training classes."""
     flags = ["--evaluate_every=0", *trial.flags]
+    if "--sampling=shuffle" not in trial.flags:
+        # As the recipe had it before the trials.
+        flags.append("--images_per_class=5")
     if trial.of_one_image:
         together = min(trial.together, classes)
         flags += ["--images_per_class=1", f"--classes_per_batch={together}"]

@@ -78,7 +78,7 @@ def test_a_recipe_fills_in_what_is_not_given(recipe):
     found = with_recipe(recipe, {})
     assert Experiment.of_recipe(recipe, run_dir="a") == Experiment(run_dir="a", **found)
     assert Experiment.from_flags(written, run_dir="a") == Experiment(run_dir="a", **found)
-    del found["min_steps"], found["epochs"]
+    del found["min_images"], found["epochs"]
     assert with_recipe(recipe, {"learning_rate": 0.5, "epochs": 3}) == {
         **found,
         "learning_rate": 0.5,
@@ -109,10 +109,11 @@ def test_what_a_recipe_sets_in_vain_is_left_out():
 def test_few_images_make_longer_epochs_and_executions_divide_them():
     for asked, expected in ((16, 12), (5, 4), (1, 1)):
         assert OptimizationSettings(steps_per_execution=asked).execution_steps(12) == expected
-    settings = OptimizationSettings(epochs=12, min_steps=481)
-    assert (settings.epoch_steps(11), settings.epoch_steps(200)) == (41, 200)
-    assert OptimizationSettings(epochs=0, min_steps=100).epoch_steps(7) == 100
-    assert OptimizationSettings(steps_per_epoch=5).epoch_steps(7) == 5
+    settings = OptimizationSettings(epochs=12, min_images=9601)
+    assert [settings.epoch_steps(passed, 20) for passed in (11, 41, 200)] == [41, 41, 200]
+    assert settings.epoch_steps(1, 9601) == 1
+    assert OptimizationSettings(epochs=0, min_images=100).epoch_steps(7, 2) == 50
+    assert OptimizationSettings(steps_per_epoch=5).epoch_steps(7, 2) == 5
 
 
 @pytest.mark.parametrize(

@@ -206,6 +206,13 @@ class Logger(keras.callbacks.Callback):
 """
 
 
+def test_the_mean_distance_over_no_pair_is_left_out(tmp_path):
+    runs.train(tmp_path / "run", objectives="am_softmax", images_per_class=1)
+    for record in runs.records(tmp_path / "run")[1:]:
+        assert {"loss", "am_softmax", "d_neg"} <= record["train"].keys()
+        assert record["train"].keys().isdisjoint({"d_pos", "violations"})
+
+
 def test_a_callback_of_the_users_own_gets_all_numbers_of_every_epoch(tmp_path, monkeypatch):
     (tmp_path / "my_logging.py").write_text(_LOGGER)
     monkeypatch.chdir(tmp_path)

@@ -479,7 +479,7 @@ def build_components(
     check_selection(experiment.selection, experiment.selection_metric, splits)
     check_measurable(splits, experiment.ks)
     sampler = make_sampler(data, splits.train, experiment.seed, strategy.num_replicas_in_sync)
-    steps_per_epoch = optimization.epoch_steps(sampler.steps_per_epoch)
+    steps_per_epoch = optimization.epoch_steps(sampler.steps_per_epoch, sampler.batch_size)
     steps = optimization.epochs * steps_per_epoch
 
     with strategy.scope():

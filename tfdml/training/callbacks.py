@@ -171,10 +171,12 @@ class TrainingMonitor(keras.callbacks.Callback):
         """Evaluate, record, keep the embedder if it is selected, checkpoint; the callbacks after
         this one log all."""
         shared = {} if logs is None else logs
-        logs = {key: float(value) for key, value in shared.items()}
         now = time.perf_counter()
-        pairs = float(keras.ops.convert_to_numpy(self.model.distance_trackers[1].count))
-        if pairs and logs["d_neg"] < _COLLAPSED:
+        for tracker in self.model.distance_trackers:
+            if not float(keras.ops.convert_to_numpy(tracker.count)):
+                shared.pop(tracker.name, None)  # Keras makes the mean over no pair 0
+        logs = {key: float(value) for key, value in shared.items()}
+        if logs.get("d_neg", 1.0) < _COLLAPSED:
             raise UserError(
                 f"the embedding collapsed in epoch {epoch + 1}: negatives are {logs['d_neg']:.1e} "
                 "apart on average; lower the learning rate or change "

@@ -8,6 +8,7 @@ the stages, and `Experiment` has the settings of all. TensorFlow is not imported
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -305,12 +306,12 @@ class OptimizationSettings(Settings):
     steps_per_epoch: int = option(
         0, at_least=0, help="Steps per epoch; 0: one pass over the training images."
     )
-    min_steps: int = option(
+    min_images: int = option(
         0,
         at_least=0,
         requires="epochs and no steps_per_epoch",
-        help="Least steps of the run: where one pass over few images an epoch is less, epochs are "
-        "longer.",
+        help="How many images the run sees at least, each as often as it is in a batch: where one "
+        "pass over few images an epoch is less, epochs are longer.",
     )
     optimizer: str = option(
         "adam",
@@ -415,17 +416,19 @@ class OptimizationSettings(Settings):
         names = {call.name for _, call in self.objectives}
         return not names.isdisjoint({"horde", "high_order_moment"})
 
-    def epoch_steps(self, one_pass: int) -> int:
+    def epoch_steps(self, one_pass: int, batch_size: int) -> int:
         """Return the steps of an epoch.
 
         Args:
             one_pass: Those of one pass over the training images.
+            batch_size: The images of a batch.
 
         Example:
-            >>> OptimizationSettings(epochs=12, min_steps=480).epoch_steps(11)
+            >>> OptimizationSettings(epochs=12, min_images=48_000).epoch_steps(11, 100)
             40
         """
-        return self.steps_per_epoch or max(one_pass, -(-self.min_steps // max(self.epochs, 1)))
+        least = math.ceil(self.min_images / (batch_size * max(self.epochs, 1)))
+        return self.steps_per_epoch or max(one_pass, least)
 
     def execution_steps(self, steps_per_epoch: int) -> int:
         """Return the steps between two returns to Python: the most that divide an epoch.
@@ -778,7 +781,7 @@ def final_settings(run_dir: str | os.PathLike) -> dict[str, Any]:
     length = {
         "epochs": result["epoch"],
         "steps_per_epoch": folder.epoch_length().steps_of_final(),
-        "min_steps": 0,
+        "min_images": 0,
     }
     all_classes = {"holdout_classes": 0.0, "holdout_sampling": Random(), "selection": "last"}
     if interpolation := result.get("interpolation"):
@@ -798,10 +801,13 @@ def import_own(modules: str) -> None:
 #: How to train where nothing is known but the data: the names of the flag files in
 #: `configs/recipes`.
 RECIPES = ("finetune", "frozen", "scratch")
-# Where one of these is given, the recipe has a say in none of its group.
-_GROUPS = (
-    frozenset({"epochs", "steps_per_epoch", "min_steps"}),
-    frozenset({"schedule", "drop_epochs"}),
+_LENGTH = ("epochs", "steps_per_epoch", "min_images")
+# Where one of the second is given, the recipe has no say in the first.
+_DECIDED: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
+    (_LENGTH, _LENGTH),
+    (("schedule",), ("drop_epochs",)),
+    # A loss on pairs learns nothing from one image of each class.
+    (("images_per_class",), ("objectives", "sampling", "classes_per_batch", "batch_size")),
 )
 
 
@@ -829,8 +835,9 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
-        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_steps` the length is not
-            the recipe's, and with `drop_epochs` the schedule.
+        given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_images` the length is not
+            the recipe's, with `drop_epochs` the schedule, and with `objectives`, `sampling`,
+            `classes_per_batch` or `batch_size` the images of a class in a batch.
 
     Example:
         >>> with_recipe("none", {"epochs": 1})
@@ -843,9 +850,9 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
         raise UserError(f"must be one of {', '.join(RECIPES)}, auto, none", recipe=recipe)
     settings = from_flag_texts(Experiment, parse_flags(file.read_text(encoding="utf-8")))
     decided = set(given)
-    for group in _GROUPS:
-        if not group.isdisjoint(given):
-            decided |= group
+    for names, others in _DECIDED:
+        if not decided.isdisjoint(others):
+            decided.update(names)
     settings = {name: value for name, value in settings.items() if name not in decided}
     draft = Experiment.draft({**settings, **given})
     unused = dict(unmet(draft, settings))
