@@ -801,13 +801,14 @@ def import_own(modules: str) -> None:
 #: How to train where nothing is known but the data: the names of the flag files in
 #: `configs/recipes`.
 RECIPES = ("finetune", "frozen", "scratch")
-_LENGTH = ("epochs", "steps_per_epoch", "min_images")
+_RUN_LENGTH = ("epochs", "steps_per_epoch", "min_images")
+_BATCH = ("classes_per_batch", "images_per_class", "objectives", "sampling")
 # Where one of the second is given, the recipe has no say in the first.
 _DECIDED: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (_LENGTH, _LENGTH),
+    (_RUN_LENGTH, _RUN_LENGTH),
     (("schedule",), ("drop_epochs",)),
-    # A loss on pairs learns nothing from one image of each class.
-    (("images_per_class",), ("objectives", "sampling", "classes_per_batch", "batch_size")),
+    # A loss on pairs finds few positives in shuffled batches.
+    (("batch_size", "sampling"), _BATCH),
 )
 
 
@@ -837,7 +838,7 @@ def with_recipe(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
         recipe: One of `RECIPES`; auto: that of `recipe_for`; none: only what is given.
         given: Settings, by name. With `epochs`, `steps_per_epoch` or `min_images` the length is not
             the recipe's, with `drop_epochs` the schedule, and with `objectives`, `sampling`,
-            `classes_per_batch` or `batch_size` the images of a class in a batch.
+            `classes_per_batch` or `images_per_class` what a batch is.
 
     Example:
         >>> with_recipe("none", {"epochs": 1})
